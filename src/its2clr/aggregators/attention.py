@@ -1,0 +1,71 @@
+"""Attention-based MIL: the bag's embedding is a weighted mean of its instances' features."""
+
+import torch
+from torch import Tensor, nn
+
+from its2clr.aggregators.base import Aggregator, BagOutput, register
+from its2clr.aggregators.options import Dropout, HiddenDim
+
+
+class AttentionScores(nn.Module):
+    r"""Unnormalised attention of Ilse et al. 2018.
+
+    $$s_k = w^\top \tanh(V h_k), \qquad \text{gated: } s_k = w^\top (\tanh(V h_k) \odot \sigma(U h_k))$$
+
+    V and U carry biases as in the authors' code; a bias of w would cancel in the softmax.
+
+    Args:
+        feature_dim: number D of features of an instance.
+        hidden_dim: width l of the hidden layer.
+        gated: multiply by the sigmoid gate.
+    """
+
+    def __init__(self, feature_dim: int, hidden_dim: int, *, gated: bool = False) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(feature_dim, hidden_dim)
+        self.gate = nn.Linear(feature_dim, hidden_dim) if gated else None
+        self.score = nn.Linear(hidden_dim, 1, bias=False)
+
+    def forward(self, features: Tensor, mask: Tensor) -> Tensor:
+        """Scores (B, K) of features (B, K, D); -inf where the mask (B, K) is False."""
+        hidden = torch.tanh(self.hidden(features))  # (B, K, l)
+        if self.gate is not None:
+            hidden = hidden * torch.sigmoid(self.gate(features))
+        scores: Tensor = self.score(hidden).squeeze(-1)
+        return scores.masked_fill(~mask, -torch.inf)
+
+
+@register("attention")
+class AttentionMIL(Aggregator):
+    r"""Embedding-level aggregation with learned attention (Ilse et al. 2018).
+
+    $$g_\varphi(H) = \varphi\Big(\sum_k a_k h_k\Big), \qquad
+      a_k = \frac{\exp(w^\top \tanh(V h_k))}{\sum_j \exp(w^\top \tanh(V h_j))}$$
+
+    with a logistic bag classifier $\varphi$; the logit of instance k is $\varphi$'s on $h_k$ alone.
+
+    Args:
+        feature_dim: number D of features of an instance.
+        hidden_dim: width l of the attention; None: D, as in the paper.
+        gated: use the gated attention of Ilse et al.
+        dropout: dropout on the features in training.
+    """
+
+    def __init__(
+        self, feature_dim: int, *, hidden_dim: HiddenDim = None, gated: bool = False, dropout: Dropout = 0.0
+    ) -> None:
+        super().__init__(feature_dim)
+        self.dropout = nn.Dropout(dropout)
+        self.scores = AttentionScores(feature_dim, hidden_dim or feature_dim, gated=gated)
+        self.bag_classifier = nn.Linear(feature_dim, 1)
+
+    def aggregate(self, features: Tensor, mask: Tensor) -> BagOutput:
+        """See `Aggregator.aggregate`."""
+        features = self.dropout(features)
+        attention = self.scores(features, mask).softmax(dim=-1)  # (B, K)
+        embedding = (attention.unsqueeze(1) @ features).squeeze(1)  # (B, D)
+        return BagOutput(
+            bag_logit=self.bag_classifier(embedding).squeeze(-1),
+            instance_logits=self.bag_classifier(features).squeeze(-1),
+            attention=attention,
+        )

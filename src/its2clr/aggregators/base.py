@@ -1,0 +1,170 @@
+"""The contract every aggregator keeps, and the registry that makes one from its name."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+import torch
+import torch.nn.functional as F
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from its2clr.errors import InputError
+
+
+class BagOutput(NamedTuple):
+    """What an aggregator says about a batch of bags.
+
+    Attributes:
+        bag_logit: (B,) logit of the probability that the bag is positive.
+        instance_logits: (B, K) logits of the instances; -inf where there is only padding.
+        attention: (B, K) weights that sum to one over a bag's instances, 0 on padding; None where the
+            aggregator has none.
+    """
+
+    bag_logit: Tensor
+    instance_logits: Tensor
+    attention: Tensor | None
+
+
+class Aggregator(nn.Module):
+    """Base of all aggregators; a new one implements `aggregate` and, if need be, `loss`.
+
+    A bag gives the same answer alone and padded in a batch, whatever stands in the padded rows: `forward`
+    zeroes these rows before `aggregate` sees them, and blanks their logits and attention after it. What is
+    left to `aggregate` is never to choose, attend to or average a position whose mask is False.
+
+    `aggregate` and `loss` run under `torch.func.vmap`, so they have no control flow that depends on values
+    and change no argument in place.
+
+    Args:
+        feature_dim: number D of features of an instance.
+    """
+
+    def __init__(self, feature_dim: int) -> None:
+        super().__init__()
+        if feature_dim < 1:
+            raise InputError(f"feature_dim must be at least 1, got {feature_dim}")
+        self.feature_dim = feature_dim
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> BagOutput:
+        """Predict a batch of bags.
+
+        Args:
+            features: (B, K, D) instance features, padded to the same K.
+            mask: (B, K) True for real instances, at least one per bag; None when all are real.
+
+        Returns:
+            The bags' logits, the instances' logits and the attention.
+        """
+        if features.dim() != 3 or features.shape[-1] != self.feature_dim:
+            raise InputError(
+                f"expected features of shape (bags, instances, {self.feature_dim}), "
+                f"got {tuple(features.shape)}"
+            )
+        if mask is None:
+            return self.aggregate(features, torch.ones_like(features[..., 0], dtype=torch.bool))
+        if mask.shape != features.shape[:2] or mask.dtype != torch.bool:
+            raise InputError(
+                f"expected a boolean mask of shape {tuple(features.shape[:2])}, "
+                f"got {mask.dtype} of shape {tuple(mask.shape)}"
+            )
+        padding = ~mask
+        # masked_fill, not a product: 0 * nan would be nan, forward and backward.
+        output = self.aggregate(features.masked_fill(padding.unsqueeze(-1), 0.0), mask)
+        return BagOutput(
+            bag_logit=output.bag_logit,
+            instance_logits=output.instance_logits.masked_fill(padding, -torch.inf),
+            attention=None if output.attention is None else output.attention.masked_fill(padding, 0.0),
+        )
+
+    def aggregate(self, features: Tensor, mask: Tensor) -> BagOutput:
+        """Predict a batch of bags whose padded rows are zero.
+
+        Args:
+            features: (B, K, D) instance features.
+            mask: (B, K) True for real instances.
+        """
+        raise NotImplementedError
+
+    def loss(self, output: BagOutput, labels: Tensor) -> Tensor:
+        """Mean binary cross-entropy of the bag predictions.
+
+        Args:
+            output: what `forward` gave.
+            labels: (B,) 0 or 1.
+
+        Returns:
+            A scalar.
+        """
+        return F.binary_cross_entropy_with_logits(output.bag_logit, labels.to(output.bag_logit.dtype))
+
+
+AggregatorClass = TypeVar("AggregatorClass", bound=type[Aggregator])
+_REGISTRY: dict[str, type[Aggregator]] = {}
+
+
+def register(name: str) -> Callable[[AggregatorClass], AggregatorClass]:
+    """Class decorator that makes an aggregator available under a name.
+
+    The class is constructed as `cls(feature_dim, **options)`: its keyword arguments are its options, and
+    their annotations (pydantic constraints included) are checked by `create_aggregator`.
+    """
+
+    def add(cls: AggregatorClass) -> AggregatorClass:
+        if name in _REGISTRY and _REGISTRY[name] is not cls:
+            raise InputError(
+                f"an aggregator named {name!r} is registered already: {_REGISTRY[name].__qualname__}"
+            )
+        _REGISTRY[name] = cls
+        return cls
+
+    return add
+
+
+def aggregator_names() -> list[str]:
+    """Names that `create_aggregator` knows, sorted."""
+    return sorted(_REGISTRY)
+
+
+def create_aggregator(name: str, feature_dim: int, **options: Any) -> Aggregator:
+    """Make an aggregator from its name.
+
+    Args:
+        name: one of `aggregator_names()`.
+        feature_dim: number of features of an instance.
+        **options: keyword arguments of that aggregator.
+
+    Raises:
+        InputError: for an unknown name, an unknown option or an option's unfit value.
+    """
+    if name not in _REGISTRY:
+        raise InputError(
+            f"unknown aggregator {name!r}{_closest(name, _REGISTRY)}; known: {', '.join(aggregator_names())}"
+        )
+    cls = _REGISTRY[name]
+    return cls(feature_dim, **_checked_options(name, cls, options))
+
+
+def _checked_options(name: str, cls: type[Aggregator], options: Mapping[str, Any]) -> dict[str, Any]:
+    known = [option for option in inspect.signature(cls).parameters if option != "feature_dim"]
+    hints = get_type_hints(cls.__init__, include_extras=True)
+    checked: dict[str, Any] = {}
+    for option, value in options.items():
+        if option not in known:
+            raise InputError(
+                f"unknown option {option!r} of aggregator {name!r}{_closest(option, known)}; "
+                f"known: {', '.join(known) or 'none'}"
+            )
+        try:
+            checked[option] = TypeAdapter(hints.get(option, Any)).validate_python(value)
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            raise InputError(f"option {option!r} of aggregator {name!r}: {problem}, got {value!r}") from error
+    return checked
+
+
+def _closest(word: str, known: Any) -> str:
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""

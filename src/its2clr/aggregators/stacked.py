@@ -1,0 +1,104 @@
+"""Aggregators of several seeds run as one: their parameters stacked, `torch.func.vmap` over the seeds."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, stack_module_state, vmap
+
+from its2clr.aggregators.base import Aggregator, BagOutput, create_aggregator
+from its2clr.aggregators.data import BagFeatures
+from its2clr.engine.seeds import derive_seed
+
+# Bounds of one forward pass without gradients: features gathered, and features times seeds.
+BATCH_VALUES = 2**22
+PASS_VALUES = 2**26
+
+
+class StackedOutput(NamedTuple):
+    """What S aggregators say about all bags: bag_logit (S, n_bags); per instance (S, N); loss (S,)."""
+
+    bag_logit: Tensor
+    instance_logits: Tensor
+    attention: Tensor | None
+    loss: Tensor | None
+
+
+def build(name: str, options: Mapping[str, Any], feature_dim: int, seed: int = 0) -> Aggregator:
+    """Create an aggregator on the CPU, initialised from its own seed; the global random state is kept."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed: that would reseed the accelerators too.
+        torch.default_generator.manual_seed(derive_seed(seed, "aggregator"))
+        return create_aggregator(name, feature_dim, **options)
+
+
+def stack(modules: Sequence[Aggregator], device: torch.device) -> tuple[dict[str, Tensor], list[str]]:
+    """Stack the states of modules of one kind along a new first dimension.
+
+    Returns:
+        The stacked state on the device, and which of its names are parameters (the rest are buffers).
+    """
+    parameters, buffers = stack_module_state(list(modules))  # type: ignore[arg-type]
+    state = {name: tensor.detach().to(device) for name, tensor in {**parameters, **buffers}.items()}
+    return state, list(parameters)
+
+
+def stacked_loss(
+    template: Aggregator, state: Mapping[str, Tensor], features: Tensor, mask: Tensor, labels: Tensor
+) -> Tensor:
+    """Losses (S,) of S aggregators, each on bags of its own.
+
+    Args:
+        template: an aggregator of the kind, whose own parameters are not used.
+        state: its parameters and buffers, stacked (S, ...).
+        features: (S, B, K, D).
+        mask: (S, B, K).
+        labels: (S, B).
+    """
+
+    def single(state: dict[str, Tensor], features: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+        output: BagOutput = functional_call(template, state, (features, mask))
+        return template.loss(output, labels)
+
+    losses: Tensor = vmap(single, randomness="different")(dict(state), features, mask, labels)
+    return losses
+
+
+@torch.no_grad()
+def evaluate(
+    template: Aggregator, state: Mapping[str, Tensor], bags: BagFeatures, bags_per_batch: int = 64
+) -> StackedOutput:
+    """Outputs of S aggregators, without dropout, for all bags; the loss too where the bags have labels."""
+    template.eval()
+    seeds = len(next(iter(state.values())))
+    instances = len(bags.features)
+    bag_logit = bags.features.new_empty(seeds, len(bags))
+    instance_logits = bags.features.new_empty(seeds, instances)
+    attention: Tensor | None = None
+    loss = None if bags.labels is None else bags.features.new_zeros(seeds)
+
+    def single(state: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        output: BagOutput = functional_call(template, state, (features, mask))
+        loss = output.bag_logit.new_zeros(()) if labels is None else template.loss(output, labels)
+        # vmap returns tensors only, so an attention that is None is left out
+        return (loss, *(tensor for tensor in output if tensor is not None))
+
+    for indices in bags.batches(bags_per_batch, BATCH_VALUES // bags.feature_dim):
+        on_device = indices.to(bags.device)
+        rows, mask = bags.rows(on_device, int(bags.sizes[indices].max()))
+        features = bags.features[rows]  # (B, K, D)
+        labels = None if bags.labels is None else bags.labels[on_device]
+        flat_rows = rows[mask]
+        seeds_per_pass = max(1, PASS_VALUES // features.numel())
+        for start in range(0, seeds, seeds_per_pass):
+            chosen = slice(start, start + seeds_per_pass)
+            outputs = vmap(single)({name: tensor[chosen] for name, tensor in state.items()})
+            bag_logit[chosen, on_device] = outputs[1]
+            instance_logits[chosen, flat_rows] = outputs[2][:, mask]
+            if loss is not None:
+                loss[chosen] += outputs[0] * (len(indices) / len(bags))
+            if len(outputs) == 4:
+                attention = torch.empty_like(instance_logits) if attention is None else attention
+                attention[chosen, flat_rows] = outputs[3][:, mask]
+    return StackedOutput(bag_logit, instance_logits, attention, loss)

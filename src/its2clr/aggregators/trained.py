@@ -1,0 +1,156 @@
+"""Trained aggregators of several seeds: predictions, modules, and one file on disk."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from scipy.special import expit
+from torch import Tensor
+
+from its2clr.aggregators.base import Aggregator
+from its2clr.aggregators.data import BagFeatures
+from its2clr.aggregators.stacked import build, evaluate
+from its2clr.engine.files import atomic_path
+from its2clr.errors import InputError
+
+FILE_FORMAT = "its2clr.aggregators/1"
+
+
+class EpochRecord(TypedDict):
+    """One epoch of training; the lists have one value per seed. Epochs count from 1."""
+
+    epoch: int
+    learning_rate: float
+    train_loss: list[float]
+    validation_loss: list[float]
+    validation_auc: list[float]
+
+
+class Predictions(NamedTuple):
+    """What S aggregators predict for n_bags bags with N instances, instances in the bags' flat order.
+
+    Attributes:
+        bag_probability: (S, n_bags) float64.
+        instance_probability: (S, N) float32.
+        instance_logit: (S, N) float32; ranks instances whose probability has saturated.
+        attention: (S, N) float32, sums to one over a bag; None where the aggregator has none.
+    """
+
+    bag_probability: NDArray[np.float64]
+    instance_probability: NDArray[np.float32]
+    instance_logit: NDArray[np.float32]
+    attention: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class TrainedAggregators:
+    """Aggregators of one kind, one per seed, each at its best epoch on the validation bags.
+
+    Attributes:
+        name: the aggregator's name.
+        options: its options.
+        feature_dim: number of features of an instance.
+        seeds: the S seeds.
+        validation_auc: (S,) bag-level AUC at the best epoch.
+        best_epoch: (S,) epochs trained until then, from 1.
+        history: one record per epoch.
+        state: parameters and buffers, stacked (S, ...).
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    feature_dim: int
+    seeds: tuple[int, ...]
+    validation_auc: NDArray[np.float64]
+    best_epoch: NDArray[np.int64]
+    history: list[EpochRecord]
+    state: Mapping[str, Tensor]
+
+    def to(self, device: torch.device | str) -> "TrainedAggregators":
+        """The same aggregators on another device."""
+        return replace(self, state={name: tensor.to(device) for name, tensor in self.state.items()})
+
+    def modules(self) -> list[Aggregator]:
+        """The aggregators one by one, in the order of the seeds, in evaluation mode."""
+        modules = []
+        for index in range(len(self.seeds)):
+            module = build(self.name, self.options, self.feature_dim)
+            module.load_state_dict(
+                {name: tensor[index].clone() for name, tensor in self.state.items()}, assign=True
+            )
+            modules.append(module.eval().requires_grad_(requires_grad=True))
+        return modules
+
+    def predict(self, bags: BagFeatures, bags_per_batch: int = 64) -> Predictions:
+        """Predict bags and their instances, on the device of the bags.
+
+        Args:
+            bags: the bags; labels are not looked at.
+            bags_per_batch: most bags of one forward pass; fewer are taken where bags are large.
+        """
+        if bags.feature_dim != self.feature_dim:
+            raise InputError(
+                f"the aggregators were trained on {self.feature_dim} features, these bags have {bags.feature_dim}"
+            )
+        unlabelled = BagFeatures(bags.features, bags.offsets) if bags.labels is not None else bags
+        template = build(self.name, self.options, self.feature_dim)
+        output = evaluate(template, self.to(bags.device).state, unlabelled, bags_per_batch)
+        instance_logit = output.instance_logits.cpu().numpy()
+        return Predictions(
+            bag_probability=expit(output.bag_logit.double().cpu().numpy()),
+            instance_probability=expit(instance_logit),
+            instance_logit=instance_logit,
+            attention=None if output.attention is None else output.attention.cpu().numpy(),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write everything into one safetensors file."""
+        description = {
+            "name": self.name,
+            "options": dict(self.options),
+            "feature_dim": self.feature_dim,
+            "seeds": list(self.seeds),
+            "validation_auc": self.validation_auc.tolist(),
+            "best_epoch": self.best_epoch.tolist(),
+            "history": self.history,
+        }
+        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in self.state.items()}
+        with atomic_path(path) as temporary:
+            save_file(tensors, temporary, {"format": FILE_FORMAT, "aggregators": json.dumps(description)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "TrainedAggregators":
+        """Read what `save` wrote, onto the CPU.
+
+        Raises:
+            InputError: if the file is missing or is no such file.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"there is no file {path}")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except SafetensorError as error:
+            raise InputError(f"{path} is no safetensors file, or is cut short: {error}") from error
+        if metadata.get("format") != FILE_FORMAT:
+            raise InputError(f"{path} holds no trained aggregators (expected format {FILE_FORMAT!r})")
+        description = json.loads(metadata["aggregators"])
+        return cls(
+            name=description["name"],
+            options=description["options"],
+            feature_dim=description["feature_dim"],
+            seeds=tuple(description["seeds"]),
+            validation_auc=np.asarray(description["validation_auc"], dtype=np.float64),
+            best_epoch=np.asarray(description["best_epoch"], dtype=np.int64),
+            history=description["history"],
+            state=state,
+        )

@@ -1,0 +1,231 @@
+"""Training of aggregators: several seeds at once, each as if it were alone, selected on validation bags."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, StepLR
+
+from its2clr.aggregators.base import Aggregator
+from its2clr.aggregators.config import AggregatorTraining
+from its2clr.aggregators.data import BagFeatures
+from its2clr.aggregators.stacked import build, evaluate, stack, stacked_loss
+from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
+from its2clr.engine.seeds import derive_seed, numpy_generator
+from its2clr.errors import InputError, TrainingError
+
+
+def train_aggregators(
+    config: AggregatorTraining,
+    train: BagFeatures,
+    validation: BagFeatures,
+    seeds: Sequence[int],
+    progress: Callable[[EpochRecord], None] | None = None,
+) -> TrainedAggregators:
+    """Train one aggregator per seed, all at once, and keep each at its best epoch.
+
+    The seeds share nothing but the machine: each has its own initial parameters, bag order, best epoch and
+    patience, so its result is the one it has when trained alone (with dropout, the draws depend on which
+    seeds are trained together). The best epoch is the one with the highest bag-level AUC on the validation
+    bags, among equals the one with the lowest validation loss. The global random state is neither used nor
+    changed.
+
+    Args:
+        config: the aggregator and its training.
+        train: labelled bags to learn from.
+        validation: labelled bags to select on, on the same device.
+        seeds: one aggregator is trained for each.
+        progress: called after every epoch.
+
+    Raises:
+        InputError: if the bags do not fit together or do not hold both classes.
+        TrainingError: if a loss is no longer finite.
+    """
+    _check(train, validation, seeds)
+    modules = [build(config.name, config.options, train.feature_dim, seed) for seed in seeds]
+    template = modules[0]
+    state, parameter_names = stack(modules, train.device)
+    parameters = [state[name].requires_grad_(requires_grad=True) for name in parameter_names]
+    # Adam works element by element: one over the stacked parameters equals one per seed.
+    optimizer = torch.optim.Adam(
+        parameters,
+        lr=config.learning_rate,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        fused=train.device.type in {"cpu", "cuda"},
+    )
+    scheduler = _scheduler(config, optimizer)
+    generators = [numpy_generator(seed, "bag order") for seed in seeds]
+    labels = _labels(train)
+    selection = _Selection(state, patience=config.patience)
+    history: list[EpochRecord] = []
+
+    with _own_random_state(train.device, seeds):
+        for epoch in range(1, config.epochs + 1):
+            order = np.stack([draw_bags(labels, generator, config.balanced) for generator in generators])
+            learning_rate = float(scheduler.get_last_lr()[0])
+            train_loss = _train_epoch(template, state, optimizer, train, order, config.bags_per_step)
+            scheduler.step()
+
+            output = evaluate(template, state, validation)
+            record = EpochRecord(
+                epoch=epoch,
+                learning_rate=learning_rate,
+                train_loss=train_loss.tolist(),
+                validation_loss=output.loss.tolist() if output.loss is not None else [],
+                validation_auc=[],
+            )
+            _check_finite(record, config)
+            record["validation_auc"] = [
+                float(roc_auc_score(_labels(validation), scores)) for scores in output.bag_logit.cpu().numpy()
+            ]
+            history.append(record)
+            selection.update(record, state)
+            if progress is not None:
+                progress(record)
+            if selection.finished:
+                break
+
+    return TrainedAggregators(
+        name=config.name,
+        options=dict(config.options),
+        feature_dim=train.feature_dim,
+        seeds=tuple(seeds),
+        validation_auc=selection.auc,
+        best_epoch=selection.epoch,
+        history=history,
+        state=selection.state,
+    )
+
+
+def draw_bags(labels: NDArray[np.int64], generator: np.random.Generator, balanced: bool) -> NDArray[np.int64]:
+    """Bags of one epoch, in random order.
+
+    Args:
+        labels: (n_bags,) 0 or 1.
+        generator: where the randomness comes from.
+        balanced: each bag of the more frequent class comes once, those of the rarer one as often as is
+            needed for as many draws, no bag more than once oftener than another of its class. Otherwise
+            every bag comes once.
+    """
+    if not balanced:
+        return generator.permutation(len(labels))
+    classes = [np.flatnonzero(labels == label) for label in (0, 1)]
+    draws = max(len(bags) for bags in classes)
+    repeated = [
+        np.concatenate([generator.permutation(bags) for _ in range(-(-draws // len(bags)))])[:draws]
+        for bags in classes
+    ]
+    return generator.permutation(np.concatenate(repeated))
+
+
+def _train_epoch(
+    template: Aggregator,
+    state: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    bags: BagFeatures,
+    order: NDArray[np.int64],
+    bags_per_step: int,
+) -> Tensor:
+    """One pass over the bags in each seed's order (S, draws); returns the mean losses (S,)."""
+    assert bags.labels is not None  # noqa: S101 (checked on entry)
+    template.train()
+    draws = order.shape[1]
+    lengths = bags.sizes[order].max(axis=0)
+    indices = torch.from_numpy(order).to(bags.device)
+    total = torch.zeros(len(order), device=bags.device)
+    for start in range(0, draws, bags_per_step):
+        step = slice(start, min(start + bags_per_step, draws))
+        chosen = indices[:, step]  # (S, B)
+        features, mask = bags.batch(chosen, int(lengths[step].max()))
+        losses = stacked_loss(template, state, features, mask, bags.labels[chosen])
+        optimizer.zero_grad(set_to_none=True)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        total += losses.detach() * (chosen.shape[1] / draws)
+    return total
+
+
+class _Selection:
+    """The best epoch of each seed so far, with its parameters."""
+
+    def __init__(self, state: dict[str, Tensor], patience: int | None) -> None:
+        self.state = {name: tensor.detach().clone() for name, tensor in state.items()}
+        seeds = len(next(iter(state.values())))
+        self.patience = patience
+        self.auc = np.full(seeds, -np.inf)
+        self.loss = np.full(seeds, np.inf)
+        self.epoch = np.zeros(seeds, dtype=np.int64)
+        self.active = np.ones(seeds, dtype=np.bool_)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every seed has run out of patience."""
+        return not self.active.any()
+
+    def update(self, record: EpochRecord, state: dict[str, Tensor]) -> None:
+        """Take over the seeds that are better now; a seed that has run out of patience stays as it is."""
+        auc, loss = np.array(record["validation_auc"]), np.array(record["validation_loss"])
+        better = self.active & ((auc > self.auc) | ((auc == self.auc) & (loss < self.loss)))
+        self.auc[better], self.loss[better], self.epoch[better] = auc[better], loss[better], record["epoch"]
+        if self.patience is not None:
+            self.active &= record["epoch"] - self.epoch < self.patience
+        for name, tensor in state.items():
+            chosen = torch.from_numpy(better).to(tensor.device)
+            self.state[name][chosen] = tensor.detach()[chosen]
+
+
+@contextmanager
+def _own_random_state(device: torch.device, seeds: Sequence[int]) -> Iterator[None]:
+    """Dropout draws from generators seeded here; what the caller's generators held is put back."""
+    seed = derive_seed(*seeds, "aggregator dropout")
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def _scheduler(config: AggregatorTraining, optimizer: torch.optim.Optimizer) -> LRScheduler:
+    if config.scheduler == "step":
+        return StepLR(optimizer, config.step_size, config.gamma)
+    if config.scheduler == "cosine":
+        return CosineAnnealingLR(optimizer, config.epochs)
+    return LambdaLR(optimizer, lambda _: 1.0)
+
+
+def _labels(bags: BagFeatures) -> NDArray[np.int64]:
+    assert bags.labels is not None  # noqa: S101 (checked on entry)
+    return bags.labels.cpu().numpy().astype(np.int64)
+
+
+def _check(train: BagFeatures, validation: BagFeatures, seeds: Sequence[int]) -> None:
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise InputError(f"seeds must be given and differ, got {list(seeds)}")
+    for part, bags in (("training", train), ("validation", validation)):
+        if bags.labels is None:
+            raise InputError(f"the {part} bags have no labels")
+        positives = int(bags.labels.sum())
+        if positives in {0, len(bags)}:
+            raise InputError(
+                f"the {part} bags need both classes, got {positives} positive of {len(bags)}; "
+                "assign bags of the missing class to this split"
+            )
+    if train.feature_dim != validation.feature_dim or train.device != validation.device:
+        raise InputError(
+            f"training bags have {train.feature_dim} features on {train.device}, "
+            f"validation bags {validation.feature_dim} on {validation.device}; they must agree"
+        )
+
+
+def _check_finite(record: EpochRecord, config: AggregatorTraining) -> None:
+    if not np.isfinite([*record["train_loss"], *record["validation_loss"]]).all():
+        raise TrainingError(
+            f"the loss of aggregator {config.name!r} is not finite in epoch {record['epoch']}; "
+            f"lower its learning_rate ({config.learning_rate:g}) or scale the features"
+        )

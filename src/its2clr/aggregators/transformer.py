@@ -1,0 +1,122 @@
+"""Transformer: instances look at each other in a few light blocks, then attention-based MIL."""
+
+import warnings
+from typing import Annotated
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from its2clr.aggregators.attention import AttentionScores
+from its2clr.aggregators.base import Aggregator, BagOutput, register
+from its2clr.aggregators.options import Dropout, HiddenDim
+from its2clr.errors import InputError
+
+Count = Annotated[int, Field(ge=1)]
+MlpRatio = Annotated[float, Field(gt=0.0, description="width of a block's MLP over the feature dimension")]
+
+
+class TransformerBlock(nn.Module):
+    r"""One block, normalised inside the residual branches.
+
+    $$H' = \mathrm{MSA}(\mathrm{LN}(H)) + H, \qquad H = \mathrm{MLP}(\mathrm{LN}(H')) + H'$$
+
+    Args:
+        feature_dim: number D of features.
+        heads: number of attention heads; divides D.
+        mlp_ratio: width of the MLP's hidden layer, over D.
+    """
+
+    def __init__(self, feature_dim: int, heads: int, mlp_ratio: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(feature_dim)
+        self.query_key_value = nn.Linear(feature_dim, 3 * feature_dim)
+        self.projection = nn.Linear(feature_dim, feature_dim)
+        hidden_dim = max(1, round(mlp_ratio * feature_dim))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(feature_dim),
+            nn.Linear(feature_dim, hidden_dim),
+            nn.GELU(),
+            nn.Linear(hidden_dim, feature_dim),
+        )
+
+    def forward(self, features: Tensor, mask: Tensor) -> Tensor:
+        """Process features (B, K, D); instances attend to those whose mask (B, K) is True."""
+        features = features + self._attend(self.attention_norm(features), mask)
+        processed: Tensor = features + self.mlp(features)
+        return processed
+
+    def _attend(self, features: Tensor, mask: Tensor) -> Tensor:
+        bags, instances, feature_dim = features.shape
+        split = self.query_key_value(features).reshape(
+            bags, instances, 3, self.heads, feature_dim // self.heads
+        )
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, K, D / heads)
+        with warnings.catch_warnings():
+            # On the CPU vmap runs the fused kernel once per seed: faster than plain matrix products, and
+            # without their (K, K) memory, so its remark on performance would mislead.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
+        projected: Tensor = self.projection(attended.transpose(1, 2).reshape(bags, instances, feature_dim))
+        return projected
+
+
+@register("transformer")
+class TransformerMIL(Aggregator):
+    r"""L Transformer blocks, then attention-based MIL on the processed instances (Shao et al. 2021).
+
+    $$H'^{(l)} = \mathrm{MSA}(H^{(l-1)}) + H^{(l-1)}, \quad H^{(l)} = \mathrm{MLP}(H'^{(l)}) + H'^{(l)}, \quad
+      g_\varphi = \varphi\Big(\sum_k a_k h^{(L)}_k\Big)$$
+
+    with $a_k$ the attention of `AttentionMIL` on $h^{(L)}$; each branch normalises its input first. The logit
+    of instance k is $\varphi$'s on $h^{(L)}_k$, which has seen the whole bag.
+
+    Args:
+        feature_dim: number D of features of an instance.
+        blocks: number L of blocks.
+        heads: number of attention heads; must divide D.
+        mlp_ratio: width of the MLPs' hidden layer, over D.
+        hidden_dim: width of the attention pooling; None: D.
+        gated: use the gated attention of Ilse et al. in the pooling.
+        dropout: dropout on the features in training.
+
+    Raises:
+        InputError: if `heads` does not divide `feature_dim`.
+    """
+
+    def __init__(
+        self,
+        feature_dim: int,
+        *,
+        blocks: Count = 2,
+        heads: Count = 8,
+        mlp_ratio: MlpRatio = 1.0,
+        hidden_dim: HiddenDim = None,
+        gated: bool = False,
+        dropout: Dropout = 0.0,
+    ) -> None:
+        super().__init__(feature_dim)
+        if feature_dim % heads:
+            fitting = [count for count in range(1, min(feature_dim, 16) + 1) if feature_dim % count == 0]
+            raise InputError(
+                f"option 'heads' of aggregator 'transformer' must divide the feature dimension "
+                f"{feature_dim}, got {heads}; use one of {', '.join(map(str, fitting))}"
+            )
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(TransformerBlock(feature_dim, heads, mlp_ratio) for _ in range(blocks))
+        self.scores = AttentionScores(feature_dim, hidden_dim or feature_dim, gated=gated)
+        self.bag_classifier = nn.Linear(feature_dim, 1)
+
+    def aggregate(self, features: Tensor, mask: Tensor) -> BagOutput:
+        """See `Aggregator.aggregate`."""
+        features = self.dropout(features)
+        for block in self.blocks:
+            features = block(features, mask)  # (B, K, D)
+        attention = self.scores(features, mask).softmax(dim=-1)  # (B, K)
+        embedding = (attention.unsqueeze(1) @ features).squeeze(1)  # (B, D)
+        return BagOutput(
+            bag_logit=self.bag_classifier(embedding).squeeze(-1),
+            instance_logits=self.bag_classifier(features).squeeze(-1),
+            attention=attention,
+        )

@@ -1,0 +1,254 @@
+"""A cohort on disk as one object: its bags, and everything known about their instances, in one order.
+
+A restricted cohort is a smaller object, not a filtered view: `without_test()` holds no test bag, and
+`without_labels()` holds no label and refuses to read any.
+"""
+
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from its2clr.cohort.layout import CohortInfo, read_bags, read_info, tile_path
+from its2clr.cohort.parallel import Progress, map_in_threads
+from its2clr.cohort.splits import SPLITS
+from its2clr.cohort.tables import Problem, raise_problems
+from its2clr.cohort.tiles import (
+    TileFile,
+    decode,
+    read_coords,
+    read_encoded,
+    read_labels,
+    read_names,
+    read_tiles,
+)
+from its2clr.errors import InputError
+
+_UNLABELLED_COLUMNS = ["bag_id", "split", "group", "n_instances"]
+_LARGEST_PART = 512
+
+_Sized = TypeVar("_Sized", bound=Sized)
+
+
+class _Part(NamedTuple):
+    """Images of one tile file, and where they go when decoded."""
+
+    path: Path
+    held: int  # images of the whole file
+    first: int
+    out: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cohort:
+    """Bags with their tile files; make one with `Cohort.open`.
+
+    Instance arrays follow the order of `bags`: those of the first bag, then of the second, and so on.
+
+    Attributes:
+        path: The cohort folder.
+        bags: `bag_id`, `label`, `split`, `group`, `n_instances` and additional columns, one row per bag.
+            Identifiers, groups and additional columns are text.
+        info: What `cohort.json` says.
+        labels_visible: Whether labels may be read from this object.
+    """
+
+    path: Path
+    bags: pd.DataFrame
+    info: CohortInfo
+    labels_visible: bool = True
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Cohort":
+        """Open a cohort folder.
+
+        Raises:
+            InputError: If it is no cohort, incomplete, or its table of bags is wrong.
+        """
+        folder = Path(path)
+        info = read_info(folder)
+        problems: list[Problem] = []
+        bags = read_bags(folder, problems)
+        for bag_id in [] if bags is None else bags["bag_id"].tolist():
+            if not tile_path(folder, bag_id).is_file():
+                message = f"the tile file of bag {bag_id!r} is missing; make the cohort again"
+                problems.append(Problem(str(tile_path(folder, bag_id)), message))
+        raise_problems(problems)
+        assert bags is not None
+        return cls(folder, bags, info)
+
+    def __len__(self) -> int:
+        """The number of bags."""
+        return len(self.bags)
+
+    def __repr__(self) -> str:
+        return f"Cohort({self.name!r}, {len(self)} bags, {self.n_instances} instances)"
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.path.resolve().name
+
+    @property
+    def tile_size(self) -> int:
+        """Pixels of the square tiles."""
+        return self.info.tile_size
+
+    @property
+    def n_instances(self) -> int:
+        """The number of instances of all bags."""
+        return int(self.bags["n_instances"].sum())
+
+    @property
+    def has_instance_labels(self) -> bool:
+        """Whether `instance_labels` can be asked for."""
+        return self.labels_visible and self.info.has_instance_labels
+
+    def split(self, name: str) -> "Cohort":
+        """The cohort of the bags of one split alone.
+
+        Raises:
+            InputError: If there is no such split, or this cohort has no bag of it.
+        """
+        if name not in SPLITS:
+            raise InputError(f"unknown split {name!r}; splits are {', '.join(SPLITS)}")
+        return self._restrict([name])
+
+    def without_test(self) -> "Cohort":
+        """The cohort of the train and val bags alone: what code that trains may see."""
+        return self._restrict(["train", "val"])
+
+    def without_labels(self) -> "Cohort":
+        """The same bags without any label.
+
+        Additional columns are dropped too, since they may give the label away (a diagnosis, a stage).
+        """
+        return Cohort(self.path, self.bags[_UNLABELLED_COLUMNS].copy(), self.info, labels_visible=False)
+
+    def _restrict(self, splits: list[str]) -> "Cohort":
+        chosen = self.bags[self.bags["split"].isin(splits)].reset_index(drop=True)
+        if chosen.empty:
+            there = ", ".join(sorted(set(self.bags["split"].tolist())))
+            raise InputError(f"{self.path}: no bags of split {' or '.join(splits)} here (only {there})")
+        return Cohort(self.path, chosen, self.info, self.labels_visible)
+
+    def tile_file(self, bag_id: str) -> TileFile:
+        """The tile file of a bag of this cohort.
+
+        Raises:
+            InputError: If the bag is not in this cohort, or its file does not agree with `bags.csv`.
+        """
+        matches = self.bags.loc[self.bags["bag_id"] == bag_id, "n_instances"].tolist()
+        if not matches:
+            raise InputError(f"{self.path}: bag {bag_id!r} is not in this cohort")
+        path = tile_path(self.path, bag_id)
+        return _expect(path, read_tiles(path, labels_visible=self.labels_visible), matches[0])
+
+    def _counted_paths(self) -> Iterator[tuple[Path, int]]:
+        bag_ids, counts = self.bags["bag_id"].tolist(), self.bags["n_instances"].tolist()
+        return ((tile_path(self.path, bag_id), count) for bag_id, count in zip(bag_ids, counts, strict=True))
+
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """(B+1,) where the instances of each bag begin in the instance arrays."""
+        return np.concatenate([[0], np.cumsum(self.bags["n_instances"].to_numpy(dtype=np.int64))])
+
+    def bag_index(self) -> npt.NDArray[np.int64]:
+        """(N,) the row in `bags` of each instance."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.offsets()))
+
+    def coords(self) -> npt.NDArray[np.int64]:
+        """(N, 2) x, y of each instance at level 0."""
+        return np.concatenate([_expect(path, read_coords(path), n) for path, n in self._counted_paths()])
+
+    def names(self) -> list[str]:
+        """The source file name of each instance."""
+        return [name for path, n in self._counted_paths() for name in _expect(path, read_names(path), n)]
+
+    def instance_labels(self) -> npt.NDArray[np.int8]:
+        """(N,) ground truth of each instance: 1, 0, or -1 for unknown.
+
+        Raises:
+            InputError: If this cohort was made without labels, or has no instance ground truth.
+        """
+        if not self.labels_visible:
+            raise InputError(f"{self.path}: instance labels are out of reach here (cohort without labels)")
+        if not self.info.has_instance_labels:
+            raise InputError(
+                f"{self.path}: this cohort has no instance labels; they are only in some cohorts"
+            )
+        parts = []
+        for path, count in self._counted_paths():
+            labels = read_labels(path)
+            parts.append(np.full(count, -1, np.int8) if labels is None else _expect(path, labels, count))
+        return np.concatenate(parts)
+
+
+def _expect(path: Path, values: _Sized, count: int) -> _Sized:
+    if len(values) != count:
+        raise InputError(f"{path}: holds {len(values)} images, bags.csv says {count}; make the cohort again")
+    return values
+
+
+def load_tiles(
+    cohort: Cohort,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    out: npt.NDArray[np.uint8] | None = None,
+) -> npt.NDArray[np.uint8]:
+    """Decode all tiles of a cohort, in the order of its bags.
+
+    Args:
+        cohort: The cohort, restricted to the bags wanted.
+        workers: Threads; the processors at hand if None.
+        progress: Called with the number of instances done and of all instances.
+        out: Where to put the tiles, such as a memory map; a new array if None.
+
+    Returns:
+        (N, 3, S, S) uint8 RGB; `out` if it was given.
+
+    Raises:
+        InputError: If an image does not decode or has another size, or `out` does not fit.
+    """
+    total = cohort.n_instances
+    shape = (total, 3, cohort.tile_size, cohort.tile_size)
+    if out is None:
+        out = np.empty(shape, dtype=np.uint8)
+    elif out.shape != shape or out.dtype != np.uint8:
+        raise InputError(f"out must be uint8 of shape {shape}, got {out.dtype} of shape {out.shape}")
+    done = 0
+    for count in map_in_threads(_decode_part, _parts(cohort, out), workers):
+        done += count
+        if progress is not None:
+            progress(done, total)
+    return out
+
+
+def _parts(cohort: Cohort, out: npt.NDArray[np.uint8]) -> Iterator[_Part]:
+    """Where the tiles of each bag go; a bag of very many tiles is shared between threads."""
+    starts = cohort.offsets().tolist()
+    for bag_id, start, end in zip(cohort.bags["bag_id"].tolist(), starts[:-1], starts[1:], strict=True):
+        path = tile_path(cohort.path, bag_id)
+        for first in range(start, end, _LARGEST_PART):
+            last = min(first + _LARGEST_PART, end)
+            yield _Part(path, end - start, first - start, out[first:last])
+
+
+def _decode_part(part: _Part) -> int:
+    offsets, images = read_encoded(part.path, part.first, part.first + len(part.out), part.held)
+    expected = part.out.shape[2:]
+    for number, tile in enumerate(part.out):
+        where = f"{part.path}, image {part.first + number}"
+        try:
+            image = decode(images[offsets[number] : offsets[number + 1]].tobytes())
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        if image.shape[:2] != expected:
+            height, width = image.shape[:2]
+            message = f"is {width} x {height} pixels, the cohort's tiles are {expected[0]} x {expected[0]}"
+            raise InputError(f"{where}: {message}")
+        tile[...] = image.transpose(2, 0, 1)
+    return len(part.out)

@@ -1,0 +1,335 @@
+"""Examine a cohort folder, or a manifest, and list everything that is wrong or worth knowing."""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from its2clr.cohort.checks import UNKNOWN_LABEL, check_classes
+from its2clr.cohort.image_files import ImageProblem, prepare_image
+from its2clr.cohort.layout import BAGS_FILE, PROBLEMS_FILE, TILES_FOLDER, read_bags, read_info, tile_path
+from its2clr.cohort.manifest import Manifest, check_manifest
+from its2clr.cohort.parallel import map_in_threads
+from its2clr.cohort.splits import SPLITS
+from its2clr.cohort.tables import Problem, at_row, column_cells, read_table
+from its2clr.cohort.tiles import TileFile, decode, read_tiles
+from its2clr.errors import InputError
+
+Level = Literal["error", "warning", "note"]
+
+_FEW_VALIDATION_BAGS = 10
+_UNEQUAL_BAGS = 20
+_EXAMPLES = 5
+_FLAT = 2.0  # grey values; background tiles are alike in every slide and leak nothing
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found.
+
+    Attributes:
+        level: "error" must be repaired, "warning" should be looked at, "note" is for information.
+        where: The file or folder, with row or image.
+        message: What was found, and what to do.
+    """
+
+    level: Level
+    where: str
+    message: str
+
+
+@dataclass
+class _Inspection:
+    """What one tile file holds."""
+
+    findings: list[Finding] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    labels: npt.NDArray[np.int8] | None = None
+
+
+def examine(
+    path: str | Path,
+    decode: bool = True,
+    *,
+    instances: Path | None = None,
+    images_root: Path | None = None,
+    workers: int | None = None,
+) -> list[Finding]:
+    """Examine a cohort folder, or a manifest if the path ends in `.csv`; nothing is changed.
+
+    Args:
+        path: The cohort folder or the table of bags.
+        decode: Whether to decode every image, which finds damaged ones and takes longest.
+        instances: The table of instances of a manifest.
+        images_root: Where relative files of the table of instances lie.
+        workers: Threads; the processors at hand if None.
+
+    Returns:
+        Errors first, then warnings, then notes.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".csv":
+        findings = _examine_manifest(path, instances, images_root, decode, workers)
+    else:
+        findings = _examine_cohort(path, decode, workers)
+    order: dict[Level, int] = {"error": 0, "warning": 1, "note": 2}
+    return sorted(findings, key=lambda finding: order[finding.level])
+
+
+def _errors(problems: list[Problem]) -> list[Finding]:
+    return [Finding("error", problem.where, problem.message) for problem in problems]
+
+
+def _examine_manifest(
+    path: Path, instances: Path | None, images_root: Path | None, decode_all: bool, workers: int | None
+) -> list[Finding]:
+    manifest, problems = check_manifest(path, instances, images_root)
+    findings = _errors(problems)
+    if manifest is None:
+        return findings
+    if decode_all:
+        files = [Path(file) for file in manifest.instances["file"].tolist()]
+        rows = manifest.instances.index.tolist()
+        table = path if instances is None else Path(instances)
+        for row, file, problem in zip(
+            rows, files, map_in_threads(_image_problem, files, workers), strict=True
+        ):
+            if problem is not None:
+                findings.append(
+                    Finding("warning", at_row(table, row), f"{file}: {problem}; will be left out")
+                )
+    sizes = manifest.instances["bag_id"].value_counts()
+    bags = manifest.bags.assign(
+        n_instances=[int(sizes[bag_id]) for bag_id in manifest.bags["bag_id"].tolist()]
+    )
+    findings += _judge_sizes(bags, path)
+    if manifest.has_splits:
+        findings += _judge_validation(bags, path)
+    else:
+        findings.append(Finding("note", str(path), "no splits are given; they will be assigned when packing"))
+    findings += _count(bags, path)
+    return findings + _witness_of_manifest(manifest)
+
+
+def _image_problem(file: Path) -> str | None:
+    try:
+        prepare_image(file, tile_size=1, encoding="png", resize="nearest")
+    except ImageProblem as problem:
+        return str(problem)
+    return None
+
+
+def _witness_of_manifest(manifest: Manifest) -> list[Finding]:
+    if not manifest.has_instance_labels:
+        return []
+    findings = []
+    labels = {}
+    for bag_id, rows in manifest.instances.groupby("bag_id", sort=False):
+        labels[str(bag_id)] = rows["label"].to_numpy(dtype=np.int8)
+    for row, bag_id, label in _bag_rows(manifest.bags):
+        findings += _contradictions(at_row(manifest.path, row), bag_id, label, labels[bag_id])
+    ordered = [labels[bag_id] for bag_id in manifest.bags["bag_id"].tolist()]
+    return findings + _witness_rate(manifest.bags, ordered, manifest.path)
+
+
+def _bag_rows(bags: pd.DataFrame) -> Iterator[tuple[int, str, int]]:
+    return zip(bags.index.tolist(), bags["bag_id"].tolist(), bags["label"].tolist(), strict=True)
+
+
+def _examine_cohort(folder: Path, decode_all: bool, workers: int | None) -> list[Finding]:
+    try:
+        info = read_info(folder)
+    except InputError as error:
+        return [Finding("error", str(folder), str(error).removeprefix(f"{folder}: "))]
+    problems: list[Problem] = []
+    bags = read_bags(folder, problems)
+    if bags is None:
+        return _errors(problems) + _left_out(folder)
+    check_classes(bags["label"].tolist(), bags["split"].tolist(), str(folder / BAGS_FILE), problems)
+    findings = _errors(problems)
+    inspect = partial(_inspect_bag, folder=folder, tile_size=info.tile_size, decode_all=decode_all)
+    rows = list(
+        zip(bags["bag_id"].tolist(), bags["label"].tolist(), bags["n_instances"].tolist(), strict=True)
+    )
+    inspections = list(map_in_threads(inspect, rows, workers))
+    for inspection in inspections:
+        findings += inspection.findings
+    findings += _shared_images(folder, bags, inspections)
+    findings += _judge_validation(bags, folder) + _judge_sizes(bags, folder)
+    findings += _orphans(folder, bags) + _left_out(folder) + _count(bags, folder)
+    labelled = [one.labels for one in inspections]
+    if info.has_instance_labels != any(labels is not None for labels in labelled):
+        says = "instance labels" if info.has_instance_labels else "no instance labels"
+        message = f"cohort.json says there are {says}, the tile files of its bags disagree"
+        findings.append(Finding("error", str(folder), message))
+    return findings + _witness_rate(bags, labelled, folder)
+
+
+def _inspect_bag(bag: tuple[str, int, int], *, folder: Path, tile_size: int, decode_all: bool) -> _Inspection:
+    bag_id, label, n_instances = bag
+    path = tile_path(folder, bag_id)
+    result = _Inspection()
+    try:
+        tiles = read_tiles(path)
+        encoded = [tiles.encoded(number) for number in range(len(tiles))]
+        wrong_places = int((tiles.coords < 0).any(axis=1).sum())
+        result.labels = tiles.labels
+    except InputError as error:
+        result.findings.append(Finding("error", str(path), str(error).removeprefix(f"{path}: ")))
+        return result
+    messages = []
+    if tiles.bag_id != bag_id:
+        messages.append(f"belongs to bag {tiles.bag_id!r}, not {bag_id!r}")
+    if len(tiles) != n_instances:
+        messages.append(f"holds {len(tiles)} images, bags.csv says {n_instances}")
+    if tiles.tile_size != tile_size:
+        messages.append(f"its tile size is {tiles.tile_size}, that of the cohort {tile_size}")
+    if wrong_places:
+        messages.append(f"{wrong_places} coordinates are negative")
+    if result.labels is not None and not np.isin(result.labels, (-1, 0, 1)).all():
+        messages.append("instance labels must be 1, 0 or -1")
+    result.findings += [Finding("error", str(path), message) for message in messages]
+    if result.labels is not None:
+        result.findings += _contradictions(str(path), bag_id, label, result.labels)
+    result.digests = [hashlib.blake2b(image, digest_size=16).digest() for image in encoded]
+    repeated = len(encoded) - len(set(result.digests))
+    if repeated:
+        result.findings.append(Finding("note", str(path), f"{repeated} images repeat another of the bag"))
+    if decode_all:
+        result.findings += _inspect_images(tiles, encoded)
+    return result
+
+
+def _inspect_images(tiles: TileFile, encoded: list[bytes]) -> Iterator[Finding]:
+    for number, content in enumerate(encoded):
+        where = f"{tiles.path}, image {number}"
+        try:
+            height, width = decode(content).shape[:2]
+        except InputError as error:
+            yield Finding("error", where, str(error))
+            continue
+        if (height, width) != (tiles.tile_size, tiles.tile_size):
+            message = f"is {width} x {height} pixels, expected {tiles.tile_size} x {tiles.tile_size}"
+            yield Finding("error", where, message)
+
+
+def _contradictions(where: str, bag_id: str, label: int, labels: npt.NDArray[np.int8]) -> list[Finding]:
+    positives = int((labels == 1).sum())
+    if label == 0 and positives:
+        message = f"bag {bag_id!r} is negative but {positives} of its instances are labelled positive"
+        return [Finding("error", where, message)]
+    if label == 1 and not positives and UNKNOWN_LABEL not in labels.tolist():
+        return [
+            Finding("error", where, f"bag {bag_id!r} is positive but all its instances are labelled negative")
+        ]
+    return []
+
+
+def _shared_images(folder: Path, bags: pd.DataFrame, inspections: list[_Inspection]) -> list[Finding]:
+    """Identical images in two splits; flat ones (background) do not count."""
+    bag_ids, splits = bags["bag_id"].tolist(), bags["split"].tolist()
+    places: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    for row, inspection in enumerate(inspections):
+        for number, digest in enumerate(inspection.digests):
+            places[digest].append((row, number))
+    shared: defaultdict[tuple[str, ...], list[list[tuple[int, int]]]] = defaultdict(list)
+    for members in places.values():
+        between = {splits[row] for row, _ in members}
+        if len(between) > 1 and not _is_flat(folder, bag_ids[members[0][0]], members[0][1]):
+            shared[tuple(name for name in SPLITS if name in between)].append(members)
+    findings = []
+    for names, found in sorted(shared.items()):
+        examples = "; ".join(
+            " = ".join(f"{bag_ids[row]!r} image {number}" for row, number in members[:3])
+            for members in found[:_EXAMPLES]
+        )
+        message = f"{len(found)} images are in {' and '.join(names)} alike, so splits leak: {examples}"
+        findings.append(Finding("error", str(folder), message))
+    return findings
+
+
+def _is_flat(folder: Path, bag_id: str, number: int) -> bool:
+    try:
+        return (
+            float(decode(read_tiles(tile_path(folder, bag_id)).encoded(number)).std(axis=(0, 1)).max())
+            < _FLAT
+        )
+    except InputError:
+        return False
+
+
+def _judge_validation(bags: pd.DataFrame, where: Path) -> list[Finding]:
+    findings = []
+    for label in (0, 1):
+        count = int(((bags["split"] == "val") & (bags["label"] == label)).sum())
+        if 0 < count < _FEW_VALIDATION_BAGS:
+            message = f"val has only {count} bags with label {label}; with so few, selection is chance"
+            findings.append(Finding("warning", str(where), message))
+    return findings
+
+
+def _judge_sizes(bags: pd.DataFrame, where: Path) -> list[Finding]:
+    sizes = bags["n_instances"].to_numpy(dtype=np.int64)
+    median = float(np.median(sizes))
+    if sizes.max() <= _UNEQUAL_BAGS * median and median <= _UNEQUAL_BAGS * sizes.min():
+        return []
+    message = f"bags are very unequal: {sizes.min()} to {sizes.max()} instances, median {median:g}"
+    return [Finding("warning", str(where), message)]
+
+
+def _orphans(folder: Path, bags: pd.DataFrame) -> list[Finding]:
+    wanted = {tile_path(folder, bag_id).name for bag_id in bags["bag_id"].tolist()}
+    there = sorted(path.name for path in (folder / TILES_FOLDER).glob("*.h5") if path.name not in wanted)
+    if not there:
+        return []
+    message = f"{len(there)} tile files belong to no bag of {BAGS_FILE}, such as {there[0]}"
+    return [Finding("warning", str(folder / TILES_FOLDER), message)]
+
+
+def _left_out(folder: Path) -> list[Finding]:
+    path = folder / PROBLEMS_FILE
+    problems: list[Problem] = []
+    table = read_table(path, problems) if path.exists() else None
+    if table is None or not {"bag_id", "file", "problem"} <= set(table.columns):
+        return []
+    rows = zip(column_cells(table, "bag_id"), table["file"].tolist(), table["problem"].tolist(), strict=True)
+    return [
+        Finding("warning", at_row(path, row), f"bag {bag_id!r}{f', {file}' if file else ''}: {problem}")
+        for (row, bag_id), file, problem in rows
+    ]
+
+
+def _count(bags: pd.DataFrame, where: Path) -> list[Finding]:
+    findings = []
+    splits = bags["split"].tolist()
+    for name in [*SPLITS, ""]:
+        rows = bags[[split == name for split in splits]]
+        if rows.empty:
+            continue
+        by_label = Counter(rows["label"].tolist())
+        message = f"{len(rows)} bags ({by_label[1]} positive, {by_label[0]} negative), "
+        message += f"{rows['n_instances'].sum()} instances, {rows['group'].nunique()} groups"
+        findings.append(Finding("note", str(where), f"{name}: {message}" if name else message))
+    return findings
+
+
+def _witness_rate(
+    bags: pd.DataFrame, labels: list[npt.NDArray[np.int8] | None] | list[npt.NDArray[np.int8]], where: Path
+) -> list[Finding]:
+    pairs = zip(bags["label"].tolist(), labels, strict=True)
+    known = [found[found != UNKNOWN_LABEL] for label, found in pairs if label == 1 and found is not None]
+    total = sum(len(found) for found in known)
+    if not total:
+        return []
+    positives = sum(int((found == 1).sum()) for found in known)
+    message = (
+        f"witness rate {positives / total:.3f}: {positives} of {total} labelled instances in positive bags"
+    )
+    return [Finding("note", str(where), message)]

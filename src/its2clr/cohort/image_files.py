@@ -1,0 +1,119 @@
+"""Turn one image file of any kind into one encoded square RGB tile, or say why that cannot be done."""
+
+import io
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from its2clr.cohort.layout import Encoding
+from its2clr.errors import InputError
+
+Resize = Literal["bilinear", "nearest", "bicubic"]
+
+_FILTERS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "nearest": Image.Resampling.NEAREST,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+_EXIF_ORIENTATION = 0x0112
+_UPRIGHT = 1
+_LARGEST_16_BIT = 65535
+
+
+class ImageProblem(Exception):  # noqa: N818 - it is a row of problems.csv, not an error of the program
+    """The image cannot be used; the message says why."""
+
+
+def check_tile_settings(tile_size: int, encoding: str, quality: int, resize: str) -> None:
+    """Check how tiles are to be made.
+
+    Raises:
+        InputError: If a setting is out of range.
+    """
+    if tile_size < 1:
+        raise InputError(f"tile_size must be at least 1 pixel, got {tile_size}")
+    if encoding not in get_args(Encoding):
+        raise InputError(f"encoding must be one of {', '.join(get_args(Encoding))}, got {encoding!r}")
+    if resize not in _FILTERS:
+        raise InputError(f"resize must be one of {', '.join(_FILTERS)}, got {resize!r}")
+    if not 1 <= quality <= 100:
+        raise InputError(f"quality must be between 1 and 100, got {quality}")
+
+
+def prepare_image(
+    path: Path, *, tile_size: int, encoding: Encoding, quality: int = 95, resize: Resize = "bilinear"
+) -> bytes:
+    """Decode an image completely and give it as an encoded square RGB tile.
+
+    A file that already is such a tile is given byte for byte. Otherwise the image is turned upright (EXIF),
+    converted to RGB and resized once. Transparent parts become white; 16-bit grey is divided by 257, the same
+    for every image, so that brightness stays comparable. Of several frames the first is taken.
+
+    Raises:
+        ImageProblem: If the file is missing, damaged, or of a kind that has no honest RGB form.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        reason = "the file does not exist" if not path.exists() else f"cannot be read ({error.strerror})"
+        raise ImageProblem(reason) from error
+    if not content:
+        raise ImageProblem("the file is empty")
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            image.load()
+            if _is_tile(image, tile_size, encoding):
+                return content
+            tile = to_rgb(ImageOps.exif_transpose(image))
+    except ImageProblem:
+        raise
+    except Exception as error:
+        raise ImageProblem(f"cannot be decoded: {_describe(error)}") from error
+    if tile.size != (tile_size, tile_size):
+        tile = tile.resize((tile_size, tile_size), _FILTERS[resize])
+    buffer = io.BytesIO()
+    if encoding == "jpeg":
+        tile.save(buffer, "JPEG", quality=quality, subsampling=0)  # colour at full resolution
+    else:
+        tile.save(buffer, "PNG", compress_level=3)
+    return buffer.getvalue()
+
+
+def _is_tile(image: Image.Image, tile_size: int, encoding: Encoding) -> bool:
+    return (
+        image.format == encoding.upper()
+        and image.mode == "RGB"
+        and image.size == (tile_size, tile_size)
+        and "transparency" not in image.info
+        and image.getexif().get(_EXIF_ORIENTATION, _UPRIGHT) == _UPRIGHT
+    )
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any image to 8-bit RGB: transparency over white, 16-bit grey scaled as a whole.
+
+    Raises:
+        ImageProblem: If the pixels are floats or integers beyond 16 bits, whose range is not known.
+    """
+    if image.mode == "F":
+        raise ImageProblem("has floating point pixels of unknown range; convert it to 8 or 16 bits")
+    if image.mode == "I" or image.mode.startswith("I;"):
+        pixels = np.asarray(image).astype(np.int64)
+        if pixels.min() < 0 or pixels.max() > _LARGEST_16_BIT:
+            raise ImageProblem("has pixels beyond 16 bits; convert it to 8 or 16 bits")
+        return Image.fromarray(np.rint(pixels / 257).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        layered = image.convert("RGBA")
+        white = Image.new("RGBA", layered.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, layered).convert("RGB")
+    return image.convert("RGB")
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "it is no image of a known kind"
+    if isinstance(error, Image.DecompressionBombError):
+        return "it is too large to be one tile; cut it into tiles first"
+    return str(error).strip() or type(error).__name__

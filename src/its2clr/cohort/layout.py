@@ -1,0 +1,174 @@
+"""Where things lie in a cohort folder, and how its tables are read and written.
+
+```
+cohort.json          format, tile size, encoding, package version, settings, has_instance_labels
+bags.csv             bag_id,label,split,group,n_instances ...; written last: where it is, all is
+problems.csv         bag_id,file,row,problem: what was left out, and why
+tiles/<bag_id>.h5    one tile file per bag; characters that file systems refuse are percent-encoded
+```
+"""
+
+import csv
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from its2clr import __version__
+from its2clr.cohort.checks import (
+    check_bag_ids,
+    check_groups_in_one_split,
+    parse_bag_labels,
+    parse_groups,
+    parse_splits,
+)
+from its2clr.cohort.tables import Problem, at_row, column_cells, read_table, require_columns
+from its2clr.engine.files import atomic_path, read_json, write_json
+from its2clr.errors import InputError
+
+FORMAT = 1
+BAGS_FILE = "bags.csv"
+INFO_FILE = "cohort.json"
+PROBLEMS_FILE = "problems.csv"
+TILES_FOLDER = "tiles"
+BAG_COLUMNS = ("bag_id", "label", "split", "group")
+
+Encoding = Literal["jpeg", "png"]
+
+
+class CohortInfo(BaseModel):
+    """What `cohort.json` holds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format: int = Field(default=FORMAT, description="version of the cohort format")
+    tile_size: int = Field(gt=0, description="pixels of the square tiles")
+    encoding: Encoding = Field(description="how the tiles are encoded")
+    its2clr_version: str = Field(default=__version__, description="package version that wrote the cohort")
+    has_instance_labels: bool = Field(default=False, description="whether instance ground truth is known")
+    settings: dict[str, Any] = Field(default_factory=dict, description="the settings it was made with")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An image or a bag that is not in the cohort, and why: one row of `problems.csv`.
+
+    Attributes:
+        bag_id: The bag.
+        file: The image; empty when the whole bag was left out.
+        row: The row of the manifest that names it.
+        problem: Why it was left out.
+    """
+
+    bag_id: str
+    file: str
+    row: int
+    problem: str
+
+
+def tile_path(folder: Path, bag_id: str) -> Path:
+    """The tile file of a bag."""
+    return folder / TILES_FOLDER / f"{quote(bag_id, safe='')}.h5"
+
+
+def read_info(folder: Path) -> CohortInfo:
+    """Read `cohort.json`.
+
+    Raises:
+        InputError: If the folder is no cohort, or one of a newer format.
+    """
+    if not folder.exists():
+        raise InputError(f"{folder}: does not exist; give the folder of a cohort")
+    if not folder.is_dir():
+        raise InputError(f"{folder}: is a file; give the folder of a cohort")
+    path = folder / INFO_FILE
+    if not path.exists():
+        raise InputError(
+            f"{folder}: is not a cohort (it has no {INFO_FILE}); make one from your images first"
+        )
+    try:
+        info = CohortInfo.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "content"
+        raise InputError(f"{path}: {key}: {first['msg']}") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from error
+    if info.format > FORMAT:
+        advice = f"this version reads up to {FORMAT}; update its2clr (it was made by {info.its2clr_version})"
+        raise InputError(f"{path}: the cohort has format {info.format}, {advice}")
+    return info
+
+
+def write_info(folder: Path, info: CohortInfo) -> None:
+    """Write `cohort.json` so that it appears whole."""
+    write_json(folder / INFO_FILE, info.model_dump(mode="json"))
+
+
+def read_bags(folder: Path, problems: list[Problem]) -> pd.DataFrame | None:
+    """Read `bags.csv`, noting what is wrong with it.
+
+    Returns:
+        The bags (identifiers, groups and additional columns as text, label and n_instances as int64);
+        None if the table cannot be used.
+    """
+    path = folder / BAGS_FILE
+    if not path.exists():
+        message = f"{BAGS_FILE} is missing: the cohort is incomplete; run the command that makes it again"
+        problems.append(Problem(str(folder), message))
+        return None
+    before = len(problems)
+    table = read_table(path, problems)
+    if table is None or not require_columns(table, path, (*BAG_COLUMNS, "n_instances"), problems):
+        return None
+    if table.empty:
+        problems.append(Problem(str(path), "there are no bags"))
+    check_bag_ids(table, path, problems)
+    labels = parse_bag_labels(table, path, problems)
+    groups = parse_groups(table, path, problems)
+    splits = parse_splits(table, path, problems)
+    if splits is None:
+        problems.append(Problem(at_row(path, 1), "column 'split' is empty"))
+    else:
+        check_groups_in_one_split(table.index.tolist(), groups, splits, path, problems)
+    counts = []
+    for row, cell in column_cells(table, "n_instances"):
+        count = int(cell) if cell.isdecimal() else 0
+        if count < 1:
+            problems.append(Problem(at_row(path, row), f"n_instances is {cell!r}, expected a number above 0"))
+        counts.append(count)
+    if splits is None or len(problems) > before:
+        return None
+    bags = table.reset_index(drop=True).astype("str")
+    core = {
+        "bag_id": bags["bag_id"],
+        "label": labels,
+        "split": splits,
+        "group": groups,
+        "n_instances": counts,
+    }
+    more = {str(name): bags[name] for name in bags.columns if name not in core}
+    return pd.DataFrame({**core, **more}).astype({"label": "int64", "n_instances": "int64"})
+
+
+def write_bags(folder: Path, bags: pd.DataFrame) -> None:
+    """Write `bags.csv` so that it appears whole: the core columns first, `n_instances` last."""
+    core = list(BAG_COLUMNS)
+    more = [name for name in bags.columns if name not in {*core, "n_instances"}]
+    with atomic_path(folder / BAGS_FILE) as temporary:
+        bags[[*core, *more, "n_instances"]].to_csv(temporary, index=False, lineterminator="\n")
+
+
+def write_problems(folder: Path, left_out: Iterable[LeftOut]) -> None:
+    """Write `problems.csv` so that it appears whole; with nothing left out it holds its header only."""
+    with (
+        atomic_path(folder / PROBLEMS_FILE) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="replace") as file,
+    ):
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("bag_id", "file", "row", "problem"))
+        writer.writerows(astuple(one) for one in left_out)

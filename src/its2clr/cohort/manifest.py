@@ -1,0 +1,202 @@
+"""Read the tables that say which images belong to which bag, and check them before anything is done.
+
+Two forms are read. One table, `bag_id,path,label[,group,split]`, where `path` is a folder of images; or a
+table of bags, `bag_id,label[,group,split]`, with a table of instances, `bag_id,file[,label]`. Labels come
+from columns alone, never from paths.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from its2clr.cohort.checks import (
+    UNKNOWN_LABEL,
+    check_bag_ids,
+    check_classes,
+    check_groups_in_one_split,
+    parse_bag_labels,
+    parse_groups,
+    parse_instance_labels,
+    parse_splits,
+)
+from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_table, require_columns
+
+IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+
+_INSTANCE_COLUMNS = ("bag_id", "file", "name", "label")
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """Bags and their images, checked.
+
+    Attributes:
+        path: The table of bags.
+        bags: `bag_id`, `label` (0 or 1), `split` ("" if not given), `group` and the additional columns;
+            the index is the spreadsheet row.
+        instances: `bag_id`, `file` (absolute), `name` (as written), `label` (1, 0 or -1); the index is the
+            spreadsheet row of the instance, or of its bag if there is no table of instances.
+        has_splits: Whether the table of bags says which split each bag is in.
+    """
+
+    path: Path
+    bags: pd.DataFrame
+    instances: pd.DataFrame
+    has_splits: bool
+
+    @property
+    def has_instance_labels(self) -> bool:
+        """Whether ground truth is known for any instance."""
+        return bool((self.instances["label"] != UNKNOWN_LABEL).any())
+
+
+def read_manifest(path: Path, instances: Path | None = None, images_root: Path | None = None) -> Manifest:
+    """Read and check a manifest.
+
+    Args:
+        path: The table of bags.
+        instances: The table of instances; without it the bags need a column `path`.
+        images_root: Where relative files of the table of instances lie; its own folder if not given.
+
+    Raises:
+        InputError: With all problems of the manifest, each with file and row.
+    """
+    manifest, problems = check_manifest(path, instances, images_root)
+    raise_problems(problems)
+    assert manifest is not None
+    return manifest
+
+
+def check_manifest(
+    path: Path, instances: Path | None = None, images_root: Path | None = None
+) -> tuple[Manifest | None, list[Problem]]:
+    """Read a manifest and list everything that is wrong with it.
+
+    Args:
+        path: The table of bags.
+        instances: The table of instances, if there is one.
+        images_root: Where relative files of the table of instances lie.
+
+    Returns:
+        The manifest, None if there is any problem; and the problems.
+    """
+    path = Path(path)
+    problems: list[Problem] = []
+    table = read_table(path, problems)
+    if table is None:
+        return None, problems
+    if "group" not in table.columns and "patient" in table.columns:
+        table = table.rename(columns={"patient": "group"})
+    needed = ("bag_id", "label") if instances is not None else ("bag_id", "path", "label")
+    advice = "" if instances is not None else " (or give a table of instances in place of column 'path')"
+    if not require_columns(table, path, needed, problems, advice if "path" not in table.columns else ""):
+        return None, problems
+    if table.empty:
+        return None, [*problems, Problem(str(path), "there are no bags below the header")]
+    bags, has_splits = _check_bags(table, path, problems)
+    if instances is None:
+        members: pd.DataFrame | None = _list_folders(table, path, problems)
+    else:
+        members = _read_instances(table, path, Path(instances), images_root, problems)
+    if problems or members is None:
+        return None, problems
+    dropped = ["path", "n_instances"] if instances is None else ["n_instances"]
+    bags = bags.drop(columns=[name for name in dropped if name in bags.columns])
+    return Manifest(path, bags, members, has_splits), problems
+
+
+def _check_bags(table: pd.DataFrame, path: Path, problems: list[Problem]) -> tuple[pd.DataFrame, bool]:
+    before = len(problems)
+    check_bag_ids(table, path, problems)
+    labels = parse_bag_labels(table, path, problems)
+    groups = parse_groups(table, path, problems)
+    splits = parse_splits(table, path, problems)
+    if splits is not None:
+        cells_are_good = len(problems) == before
+        check_groups_in_one_split(table.index.tolist(), groups, splits, path, problems)
+        if cells_are_good:
+            check_classes(labels, splits, str(path), problems)
+    elif len(problems) == before:
+        problems += [
+            Problem(str(path), f"no bag has label {label}; bags of both classes are needed")
+            for label in (0, 1)
+            if label not in labels
+        ]
+    core = {"bag_id": table["bag_id"].tolist(), "label": labels, "split": splits or "", "group": groups}
+    more = {str(name): table[name].tolist() for name in table.columns if name not in core}
+    return pd.DataFrame({**core, **more}, index=table.index), splits is not None
+
+
+def _list_folders(table: pd.DataFrame, path: Path, problems: list[Problem]) -> pd.DataFrame:
+    """The images directly in the folder of each bag, by name."""
+    rows: list[int] = []
+    members: list[tuple[str, str, str, int]] = []
+    for (row, cell), bag_id in zip(column_cells(table, "path"), table["bag_id"].tolist(), strict=True):
+        where = at_row(path, row)
+        folder = path.parent.absolute() / cell
+        if not cell:
+            problems.append(Problem(where, "path is empty, expected a folder of images"))
+            continue
+        if not folder.is_dir():
+            reason = "is not a folder" if folder.exists() else "does not exist"
+            problems.append(Problem(where, f"path {cell!r} {reason} ({folder})"))
+            continue
+        files = list_images(folder)
+        if not files:
+            message = f"bag {bag_id!r} has no images: none directly in {folder} ({', '.join(IMAGE_SUFFIXES)})"
+            problems.append(Problem(where, message))
+        rows += [row] * len(files)
+        members += [(bag_id, str(file), file.name, UNKNOWN_LABEL) for file in files]
+    return _to_instances(members, rows)
+
+
+def list_images(folder: Path) -> list[Path]:
+    """The image files directly in a folder, sorted by name; hidden files are no images."""
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
+    )
+
+
+def _read_instances(
+    bags: pd.DataFrame, bags_path: Path, path: Path, images_root: Path | None, problems: list[Problem]
+) -> pd.DataFrame | None:
+    table = read_table(path, problems)
+    if table is None or not require_columns(table, path, ("bag_id", "file"), problems):
+        return None
+    root = (path.parent if images_root is None else Path(images_root)).absolute()
+    if not root.is_dir():
+        problems.append(Problem(str(root), "the folder of the images does not exist"))
+        return None
+    known = set(bags["bag_id"].tolist())
+    names = table["file"].tolist()
+    for (row, bag_id), name in zip(column_cells(table, "bag_id"), names, strict=True):
+        if bag_id not in known:
+            message = f"bag_id {bag_id!r} is not in {bags_path}" if bag_id else "bag_id is empty"
+            problems.append(Problem(at_row(path, row), message))
+        if not name:
+            problems.append(Problem(at_row(path, row), "file is empty"))
+    filled = set(table["bag_id"].tolist())
+    problems += [
+        Problem(at_row(bags_path, row), f"bag {bag_id!r} has no instances in {path}")
+        for row, bag_id in column_cells(bags, "bag_id")
+        if bag_id and bag_id not in filled
+    ]
+    unknown = [UNKNOWN_LABEL] * len(table)
+    labels = parse_instance_labels(table, path, problems) if "label" in table.columns else unknown
+    files = [root / name for name in names]
+    # single missing images are left out when packing; if there are none at all, the folder is wrong
+    if names and not any(file.is_file() for file in files):
+        message = f"none of the files exist, the first would be {files[0]}; is the images root {root} right?"
+        problems.append(Problem(at_row(path, table.index.tolist()[0]), message))
+    members = list(zip(table["bag_id"].tolist(), map(str, files), names, labels, strict=True))
+    return _to_instances(members, table.index.tolist())
+
+
+def _to_instances(members: Sequence[tuple[str, str, str, int]], rows: list[int]) -> pd.DataFrame:
+    return pd.DataFrame(
+        members, columns=list(_INSTANCE_COLUMNS), index=pd.Index(rows, name="row", dtype="int64")
+    )

@@ -1,0 +1,319 @@
+"""The tile file: all images of one bag, still encoded, with their places and names, in one HDF5 file.
+
+Datasets: `images` (all encoded images end to end, uint8), `offsets` (N+1, int64: image i is
+`images[offsets[i]:offsets[i+1]]`), `coords` (N, 2, int64: x, y of the top-left corner at level 0), `names`
+(N, text) and, if known, `labels` (N, int8: 1, 0, or -1 for unknown). The attributes are on the file and on
+`coords`.
+"""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from its2clr import __version__
+from its2clr.engine.files import atomic_path
+from its2clr.errors import InputError
+
+_FORMATS = ("JPEG", "PNG")
+_ENCODINGS = ("jpeg", "png")
+_ADVICE = "remove it and make the cohort again"
+
+
+@dataclass(frozen=True, eq=False)
+class TileFile:
+    """The content of one tile file; images, coordinates, names and labels are read when first asked for.
+
+    Attributes:
+        path: Where the file is.
+        offsets: (N+1,) where each encoded image begins.
+        bag_id: The bag.
+        mpp: Microns per pixel of the stored tiles, NaN if unknown.
+        tile_size: Pixels of the stored square tiles.
+        tile_size_level0: Pixels that a tile covers at level 0.
+        source: What the tiles were made from.
+        encoding: "png" or "jpeg".
+        its2clr_version: The package version that wrote the file.
+        attributes: All attributes of the file.
+        labels_visible: Whether instance labels may be read.
+    """
+
+    path: Path
+    offsets: npt.NDArray[np.int64]
+    bag_id: str
+    mpp: float
+    tile_size: int
+    tile_size_level0: int
+    source: str
+    encoding: str
+    its2clr_version: str
+    attributes: Mapping[str, Any]
+    labels_visible: bool = True
+
+    def __len__(self) -> int:
+        """The number of instances."""
+        return len(self.offsets) - 1
+
+    def encoded(self, index: int) -> bytes:
+        """The encoded bytes of one image."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.path} has {len(self)} images, no number {index}")
+        return self._images[self.offsets[index] : self.offsets[index + 1]].tobytes()
+
+    @cached_property
+    def coords(self) -> npt.NDArray[np.int64]:
+        """(N, 2) x, y of each tile's top-left corner at level 0."""
+        return read_coords(self.path)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The source file name of each instance."""
+        return read_names(self.path)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the file holds instance labels that may be read."""
+        return self.labels_visible and self.labels is not None
+
+    @cached_property
+    def labels(self) -> npt.NDArray[np.int8] | None:
+        """(N,) instance ground truth: 1, 0, or -1 for unknown; None if the file has none.
+
+        Raises:
+            InputError: If the file was opened without labels.
+        """
+        if not self.labels_visible:
+            raise InputError(f"{self.path}: instance labels are out of reach here (opened without labels)")
+        return read_labels(self.path)
+
+    @cached_property
+    def _images(self) -> npt.NDArray[np.uint8]:
+        return read_encoded(self.path, 0, len(self), len(self))[1]
+
+
+def write_tile_file(
+    path: Path,
+    images: Sequence[bytes],
+    coords: npt.ArrayLike,
+    names: Sequence[str],
+    labels: npt.ArrayLike | None = None,
+    *,
+    bag_id: str,
+    tile_size: int,
+    tile_size_level0: int,
+    mpp: float,
+    source: str,
+    encoding: str,
+    attributes: Mapping[str, str | int | float] | None = None,
+) -> None:
+    """Write a tile file; it appears whole or not at all.
+
+    Args:
+        path: Where to write; see `layout.tile_path`.
+        images: The encoded images, one per instance.
+        coords: (N, 2) x, y of each tile's top-left corner in pixels of level 0.
+        names: The source file name of each instance.
+        labels: Instance ground truth, 1, 0 or -1 for unknown; None if there is none.
+        bag_id: The bag.
+        tile_size: Pixels of the stored square tiles.
+        tile_size_level0: Pixels that a tile covers at level 0.
+        mpp: Microns per pixel of the stored tiles, NaN if unknown.
+        source: What the tiles were made from.
+        encoding: "png" or "jpeg".
+        attributes: More attributes to keep with the file.
+
+    Raises:
+        InputError: If the parts do not fit together.
+    """
+    count = len(images)
+    places = np.asarray(coords, dtype=np.int64)
+    known = None if labels is None else np.asarray(labels, dtype=np.int8)
+    if count == 0 or not all(images):
+        raise InputError(f"bag {bag_id!r}: a tile file needs at least one image, and none may be empty")
+    if places.shape != (count, 2) or len(names) != count or (known is not None and known.shape != (count,)):
+        parts = f"coords of shape {places.shape}, {len(names)} names"
+        parts += "" if known is None else f", labels of shape {known.shape}"
+        raise InputError(f"bag {bag_id!r}: {count} images do not fit {parts}")
+    if known is not None and not np.isin(known, (-1, 0, 1)).all():
+        raise InputError(f"bag {bag_id!r}: instance labels must be 1, 0 or -1 (unknown)")
+    if encoding not in _ENCODINGS:
+        raise InputError(f"bag {bag_id!r}: encoding must be one of {', '.join(_ENCODINGS)}, got {encoding!r}")
+    offsets = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum([len(image) for image in images], out=offsets[1:])
+    described: dict[str, str | int | float] = {
+        **(attributes or {}),
+        "bag_id": bag_id,
+        "mpp": float(mpp),
+        "tile_size": int(tile_size),
+        "tile_size_level0": int(tile_size_level0),
+        "source": _as_text(source),
+        "encoding": encoding,
+        "its2clr_version": __version__,
+    }
+    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+        file.create_dataset("images", data=np.frombuffer(b"".join(images), dtype=np.uint8))
+        file.create_dataset("offsets", data=offsets)
+        file.create_dataset("coords", data=places)
+        text = h5py.string_dtype("utf-8")
+        file.create_dataset("names", data=[_as_text(name) for name in names], dtype=text)
+        if known is not None:
+            file.create_dataset("labels", data=known)
+        for holder in (file, file["coords"]):
+            holder.attrs.update(described)
+
+
+def read_tiles(path: Path, *, labels_visible: bool = True) -> TileFile:
+    """Open a tile file and check its structure; no image and no label is read yet.
+
+    Args:
+        path: The tile file.
+        labels_visible: Whether `TileFile.labels` may be asked for.
+
+    Raises:
+        InputError: If the file is missing, damaged, or no tile file.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: the tile file is missing; make the cohort again")
+    try:
+        with h5py.File(path, "r") as file:
+            missing = [name for name in ("images", "offsets", "coords", "names") if name not in file]
+            if missing:
+                raise InputError(f"{path}: is not a tile file, it has no {', '.join(missing)}; {_ADVICE}")
+            shapes = {name: tuple(file[name].shape) for name in file}
+            offsets = file["offsets"][:].astype(np.int64)
+            attributes = dict(file.attrs)
+            tiles = TileFile(
+                path=path,
+                offsets=offsets,
+                bag_id=str(attributes["bag_id"]),
+                mpp=float(attributes["mpp"]),
+                tile_size=int(attributes["tile_size"]),
+                tile_size_level0=int(attributes["tile_size_level0"]),
+                source=str(attributes["source"]),
+                encoding=str(attributes["encoding"]),
+                its2clr_version=str(attributes["its2clr_version"]),
+                attributes=attributes,
+                labels_visible=labels_visible,
+            )
+    except KeyError as error:
+        raise InputError(f"{path}: is not a tile file, attribute {error} is missing; {_ADVICE}") from error
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{path}: cannot be read, it is damaged or no HDF5 file ({error}); {_ADVICE}"
+        ) from error
+    _check_structure(tiles, shapes)
+    return tiles
+
+
+def _check_structure(tiles: TileFile, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    offsets, count = tiles.offsets, len(tiles.offsets) - 1
+    if offsets.ndim != 1 or count < 1 or offsets[0] != 0 or (np.diff(offsets) <= 0).any():
+        raise InputError(f"{tiles.path}: offsets must rise from 0; {_ADVICE}")
+    if shapes["images"] != (offsets[-1],):
+        message = f"offsets end at {offsets[-1]} but images has shape {shapes['images']}"
+        raise InputError(f"{tiles.path}: {message}; {_ADVICE}")
+    wanted = {"coords": (count, 2), "names": (count,), "labels": (count,)}
+    for name, shape in wanted.items():
+        if shapes.get(name, shape) != shape:
+            message = f"{name} has shape {shapes[name]}, expected {shape} for {count} images"
+            raise InputError(f"{tiles.path}: {message}; {_ADVICE}")
+
+
+def read_labels(path: Path) -> npt.NDArray[np.int8] | None:
+    """Read the instance ground truth of a tile file alone, without its images; None if it has none."""
+    labels = _read_dataset(path, "labels", optional=True)
+    return None if labels is None else labels.astype(np.int8, copy=False)
+
+
+def read_coords(path: Path) -> npt.NDArray[np.int64]:
+    """Read the coordinates of a tile file alone, (N, 2)."""
+    coords: npt.NDArray[np.int64] = _read_dataset(path, "coords").astype(np.int64, copy=False)
+    return coords
+
+
+def read_names(path: Path) -> list[str]:
+    """Read the source file names of a tile file alone."""
+    return [name.decode("utf-8", "replace") for name in _read_dataset(path, "names")]
+
+
+def read_encoded(
+    path: Path, first: int, last: int, count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Read a range of encoded images of a tile file alone.
+
+    Args:
+        path: The tile file.
+        first: The first image.
+        last: One past the last image.
+        count: How many images the file must hold.
+
+    Returns:
+        Offsets that begin at 0, and the encoded images end to end.
+
+    Raises:
+        InputError: If the file is damaged or holds another number of images.
+    """
+    try:
+        with h5py.File(path, "r") as file:
+            offsets, images = file["offsets"], file["images"]
+            if offsets.shape != (count + 1,):
+                message = f"holds {offsets.shape[0] - 1} images, bags.csv says {count}; make the cohort again"
+                raise InputError(f"{path}: {message}")
+            places: npt.NDArray[np.int64] = offsets[first : last + 1].astype(np.int64, copy=False)
+            return places - places[0], images[places[0] : places[-1]]
+    except (KeyError, OSError, RuntimeError) as error:
+        raise InputError(
+            f"{path}: images cannot be read, the file is damaged ({error}); {_ADVICE}"
+        ) from error
+
+
+def _read_dataset(path: Path, name: str, *, optional: bool = False) -> Any:
+    try:
+        with h5py.File(path, "r") as file:
+            return None if optional and name not in file else file[name][:]
+    except (KeyError, OSError, RuntimeError) as error:
+        raise InputError(
+            f"{path}: {name} cannot be read, the file is damaged ({error}); {_ADVICE}"
+        ) from error
+
+
+def decode(encoded: bytes) -> npt.NDArray[np.uint8]:
+    """Decode one stored image.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+
+    Raises:
+        InputError: If the bytes are no whole PNG or JPEG image.
+    """
+    try:
+        with Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
+            return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+    except Exception as error:
+        raise InputError(f"the image cannot be decoded ({error})") from error
+
+
+def virtual_grid(count: int, tile_size: int) -> npt.NDArray[np.int64]:
+    """Coordinates for images that have no place: a square grid, row by row.
+
+    Returns:
+        (N, 2) x, y in pixels.
+    """
+    columns = max(1, math.isqrt(max(count, 1) - 1) + 1)  # the square root, rounded up
+    number = np.arange(count, dtype=np.int64)
+    return np.stack([number % columns, number // columns], axis=1) * tile_size
+
+
+def _as_text(name: str) -> str:
+    """File names may hold bytes that are no UTF-8; HDF5 text may not."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

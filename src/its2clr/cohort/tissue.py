@@ -1,0 +1,526 @@
+"""Draws procedural tissue that looks like an H&E cartoon, with known positive (tumour) tiles.
+
+A slide is one continuous picture of `rows x cols` tiles. Five kinds of negative tissue share it, laid out by
+smooth random fields; one of them, the reactive kind, mimics tumour. Tumour is painted over that layout, on
+whole tiles, in positive slides only. With the same generator a positive and a negative slide are the same
+picture outside the tumour tiles and their borders, so neither layout nor stain can give the bag label away.
+
+Pictures are composed in optical density (Beer-Lambert, Ruifrok and Johnston 2001): every pixel holds a
+concentration of haematoxylin and of eosin, and the image is `white * exp(-(c_H * H + c_E * E))`.
+All lengths are microns; `mpp` turns them into pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from scipy import ndimage
+
+Floats = NDArray[np.float32]
+Generator = np.random.Generator
+
+STROMA, LYMPHOID, ADIPOSE, GLANDULAR, REACTIVE, TUMOUR = range(6)
+TISSUE_NAMES = ("stroma", "lymphoid", "adipose", "glandular", "reactive", "tumour")
+
+
+class TissueSettings(BaseModel):
+    """What a synthetic slide shows and how hard it is to read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tile_size: int = Field(32, ge=16, le=1024, description="side of a tile in pixels")
+    grid: tuple[int, int] = Field((7, 7), description="rows and columns of tiles in a slide")
+    mpp: float = Field(1.0, gt=0, description="microns per pixel; structures have fixed sizes in microns")
+    evidence: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="how far tumour nuclei depart from reactive ones: 0 draws them alike, 1 is plain to see",
+    )
+    mimic_strength: float = Field(
+        0.6,
+        ge=0,
+        le=1,
+        description="how far reactive (negative) nuclei resemble tumour in size: 0 not at all, 1 as large",
+    )
+    witness_rate: float = Field(
+        0.10,
+        gt=0,
+        le=0.5,
+        description="mean share of tumour tiles in positive slides (never less than one tile)",
+    )
+    nuclei_density: float = Field(
+        1.0, gt=0.2, le=2, description="factor on the nuclei per area of every tissue"
+    )
+    stain_variation: float = Field(
+        1.0, ge=0, le=3, description="spread of stain, brightness, white balance and sharpness between slides"
+    )
+
+    @model_validator(mode="after")
+    def _check_geometry(self) -> TissueSettings:
+        if min(self.grid) < 1 or self.grid[0] * self.grid[1] < 2:
+            raise ValueError(f"grid must hold at least two tiles, got {self.grid[0]} x {self.grid[1]}")
+        if self.tile_size * self.mpp < 16:
+            raise ValueError(
+                f"a tile of {self.tile_size} px at {self.mpp} microns per pixel is "
+                f"{self.tile_size * self.mpp:g} microns wide; nuclei need at least 16"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Slide:
+    """A rendered slide and its ground truth."""
+
+    image: NDArray[np.uint8]  # (rows * tile_size, cols * tile_size, 3)
+    labels: NDArray[np.int8]  # (rows, cols), 1 where at least half of the tile is tumour
+    tissue: NDArray[np.uint8]  # (rows * tile_size, cols * tile_size), index into TISSUE_NAMES
+
+
+class NucleusKind(NamedTuple):
+    """How the nuclei of one tissue look; lengths in microns, spreads as standard deviations."""
+
+    spacing: float
+    radius: float
+    radius_spread: float  # of the logarithm
+    aspect: float  # long axis over short axis
+    irregularity: float  # of the outline, relative to the radius
+    stain: float  # haematoxylin concentration
+    stain_spread: float
+    coarseness: float  # contrast of the chromatin clumps
+    pallor: float  # how much paler the centre is than the rim
+    nucleolus: float  # extra haematoxylin of the nucleolus
+
+
+STROMA_NUCLEI = NucleusKind(15.0, 2.2, 0.18, 3.0, 0.04, 0.95, 0.12, 0.10, 0.0, 0.0)
+LYMPHOID_NUCLEI = NucleusKind(6.6, 2.5, 0.10, 1.10, 0.04, 1.15, 0.10, 0.12, 0.0, 0.0)
+ADIPOSE_NUCLEI = NucleusKind(7.0, 1.7, 0.15, 2.6, 0.04, 1.00, 0.10, 0.10, 0.0, 0.0)
+GLANDULAR_NUCLEI = NucleusKind(4.7, 2.6, 0.12, 1.45, 0.05, 0.90, 0.10, 0.15, 0.15, 0.05)
+RESTING_NUCLEI = NucleusKind(9.0, 2.8, 0.12, 1.25, 0.05, 0.95, 0.10, 0.15, 0.10, 0.0)
+ENLARGED_NUCLEI = NucleusKind(11.0, 4.3, 0.14, 1.30, 0.06, 0.85, 0.10, 0.20, 0.30, 0.15)
+TUMOUR_NUCLEI = NucleusKind(12.0, 4.8, 0.26, 1.35, 0.16, 0.95, 0.18, 0.28, 0.30, 0.90)
+
+HAEMATOXYLIN = np.array([0.65, 0.70, 0.29])
+EOSIN = np.array([0.07, 0.99, 0.11])
+
+OUTLINE_HARMONICS = (2, 3, 4, 5)
+NUCLEUS = np.dtype(
+    [
+        (name, np.float32)
+        for name in NucleusKind._fields
+        if name not in {"spacing", "radius_spread", "stain_spread"}
+    ]
+    + [(name, np.float32) for name in ("y", "x", "angle", "nucleolus_y", "nucleolus_x")]
+    + [("outline", np.complex64, (len(OUTLINE_HARMONICS),))]
+)
+Nuclei = NDArray[np.void]
+
+
+def render_slide(rng: Generator, settings: TissueSettings, positive: bool) -> Slide:
+    """Draw one slide; the same generator state and settings always give the same picture.
+
+    Args:
+        rng: Generator that has a seed sequence (`np.random.default_rng(...)`); it is spawned from.
+        settings: What to draw.
+        positive: Whether to paint tumour over the negative tissue.
+
+    Returns:
+        The picture, the labels of its tiles and the kind of tissue at every pixel.
+    """
+    layout_rng, texture_rng, nuclei_rng, stain_rng, tumour_rng = rng.spawn(5)
+    rows, cols = settings.grid
+    shape = (rows * settings.tile_size, cols * settings.tile_size)
+    scale = 1.0 / settings.mpp  # pixels per micron
+
+    labels = np.zeros((rows, cols), np.int8)
+    if positive:
+        labels = tumour_tiles(tumour_rng, settings)
+    tumour = _tumour_mask(tumour_rng, labels, settings)
+    regions = _layout(layout_rng, shape, scale)
+    tissue = np.argmax(regions, axis=0).astype(np.uint8)
+
+    reactive = _lerp(RESTING_NUCLEI, ENLARGED_NUCLEI, settings.mimic_strength * layout_rng.uniform(0.5, 1.0))
+    malignant = _lerp(reactive, TUMOUR_NUCLEI, settings.evidence)
+    fibres, direction = _fibres(texture_rng, shape, scale)
+    haematoxylin, eosin, nuclei = _negative_tissue(
+        texture_rng,
+        nuclei_rng,
+        regions=regions,
+        fibres=fibres,
+        direction=direction,
+        reactive=reactive,
+        settings=settings,
+    )
+    if positive:
+        inside = tumour > 0.5
+        nuclei = nuclei[~_at(inside, nuclei)]
+        # Ground and lymphocytes as in reactive tissue: colour alone must not tell tumour from its mimic.
+        ground_h, ground_e, cells = _cellular_tissue(tumour_rng, malignant, fibres, settings)
+        haematoxylin += tumour * (ground_h - haematoxylin)
+        eosin += tumour * (ground_e - eosin)
+        # A nucleus belongs to the tile that holds its centre; off the border, most of it lies there.
+        core = ndimage.binary_erosion(inside, iterations=max(1, round(scale)), border_value=1)
+        nuclei = np.concatenate([nuclei, cells[_at(core, cells)]])
+        tissue[inside] = TUMOUR
+
+    clumps = smooth_noise(texture_rng, shape, max(0.8, 0.8 * scale))
+    chromatin = _stamp(nuclei, clumps, scale)
+    eosin *= 1.0 - 0.6 * np.minimum(1.0, chromatin / 0.5)
+    haematoxylin = np.maximum(haematoxylin, chromatin)
+    image = _stain(stain_rng, haematoxylin, eosin, settings.stain_variation, scale)
+    return Slide(image=image, labels=labels, tissue=tissue)
+
+
+def tumour_tiles(rng: Generator, settings: TissueSettings) -> NDArray[np.int8]:
+    """Choose the tumour tiles of a positive slide: one to three compact, 4-connected blobs.
+
+    The share of tiles is beta distributed between one tile and 2.5 times the witness rate, with the witness
+    rate as its mean (one tile where the witness rate asks for less).
+
+    Returns:
+        (rows, cols) array, 1 for tumour.
+    """
+    rows, cols = settings.grid
+    total = rows * cols
+    low, high = 1 / total, min(0.9, max(2.5 * settings.witness_rate, 2 / total))
+    mean = np.clip((settings.witness_rate - low) / (high - low), 0.0, 1.0)
+    share = low + (high - low) * (rng.beta(3 * mean, 3 * (1 - mean)) if 0 < mean < 1 else mean)
+    count = max(1, int(share * total + rng.random()))  # stochastic rounding keeps the mean
+    blobs = min(count, int(rng.integers(1, 4)))
+    sizes = 1 + rng.multinomial(count - blobs, np.full(blobs, 1 / blobs))
+
+    labels = np.zeros((rows, cols), np.int8)
+    cross = ndimage.generate_binary_structure(2, 1).astype(np.int8)
+    for size in sizes:
+        blob = np.zeros_like(labels)
+        free = np.flatnonzero(labels == 0)
+        blob.flat[rng.choice(free)] = 1
+        for _ in range(size - 1):
+            # Tiles with more neighbours in the blob are likelier: compact, yet ragged.
+            neighbours = ndimage.convolve(blob, cross, mode="constant").astype(np.float64)
+            weight = np.where((labels == 0) & (blob == 0), neighbours**2, 0.0)
+            if weight.sum() == 0:
+                break
+            blob.flat[rng.choice(total, p=(weight / weight.sum()).ravel())] = 1
+        labels |= blob
+    return labels
+
+
+def smooth_noise(rng: Generator, shape: tuple[int, int], sigma: float) -> Floats:
+    """Gaussian random field, of unit variance at every pixel and correlated over about `sigma` pixels.
+
+    White noise on a coarse grid, spread by normalised Gaussian bumps: two small matrix products instead of a
+    filter over the whole picture.
+    """
+
+    def bumps(length: int) -> Floats:
+        knots = np.arange(-3, length / sigma + 3) * sigma
+        weights = np.exp(-0.5 * ((np.arange(length)[:, None] - knots) / sigma) ** 2)
+        return np.asarray(weights / np.linalg.norm(weights, axis=1, keepdims=True), np.float32)
+
+    down, across = bumps(shape[0]), bumps(shape[1])
+    white = rng.standard_normal((down.shape[1], across.shape[1]), dtype=np.float32)
+    return np.asarray(down @ white @ across.T, np.float32)
+
+
+def _lerp(start: NucleusKind, end: NucleusKind, amount: float) -> NucleusKind:
+    return NucleusKind(*(a + amount * (b - a) for a, b in zip(start, end, strict=True)))
+
+
+def _at(field: NDArray[Any], nuclei: Nuclei) -> NDArray[Any]:
+    """The field's value at the centre of each nucleus; off the picture, at the nearest pixel."""
+    y = np.clip(np.rint(nuclei["y"]).astype(int), 0, field.shape[0] - 1)
+    x = np.clip(np.rint(nuclei["x"]).astype(int), 0, field.shape[1] - 1)
+    return np.asarray(field[y, x])
+
+
+def _layout(rng: Generator, shape: tuple[int, int], scale: float) -> Floats:
+    """(5, H, W) weights of the negative kinds; slides differ in how much they hold of each."""
+    prevalence = np.array([0.25, 0.2, -0.6, 0.05, 0.25])
+    share = prevalence + rng.normal(0.0, 0.45, len(prevalence))
+    fields = np.stack([smooth_noise(rng, shape, 26 * scale) + bias for bias in share])
+    sharp = np.exp(9.0 * (fields - fields.max(axis=0)))
+    return np.asarray(sharp / sharp.sum(axis=0), np.float32)
+
+
+def _tumour_mask(rng: Generator, labels: NDArray[np.int8], settings: TissueSettings) -> Floats:
+    """(H, W) share of tumour at every pixel: the tumour tiles, their edges a little wavy and soft."""
+    scale = 1.0 / settings.mpp
+    mask = np.kron(labels, np.ones((settings.tile_size, settings.tile_size), np.float32))
+    if not labels.any():
+        return np.asarray(mask, np.float32)
+    soft = ndimage.gaussian_filter(mask, 1.5 * scale, mode="nearest")
+    wave = 0.12 * np.clip(smooth_noise(rng, mask.shape, 4 * scale), -2, 2)
+    return np.asarray(
+        np.clip((soft - 0.5) * 2.0 + 0.5 + wave * (4 * soft * (1 - soft)), 0.0, 1.0), np.float32
+    )
+
+
+class _Cells(NamedTuple):
+    """Worley noise: which of a set of scattered centres is nearest to each pixel."""
+
+    centres: Floats  # (n, 2)
+    owner: NDArray[np.intp]  # (H, W)
+    nearest: Floats  # (H, W) distance to the owner
+    second: Floats  # (H, W) distance to the next nearest
+
+
+def _worley(rng: Generator, shape: tuple[int, int], spacing: float, jitter: float) -> _Cells:
+    rows, cols = (int(np.ceil(side / spacing)) + 2 for side in shape)
+    index_y, index_x = np.mgrid[0:rows, 0:cols]
+    offset = rng.uniform(-jitter, jitter, (2, rows, cols))
+    centre_y = ((index_y - 0.5 + offset[0]) * spacing).astype(np.float32)
+    centre_x = ((index_x - 0.5 + offset[1]) * spacing).astype(np.float32)
+
+    y = np.arange(shape[0], dtype=np.float32)[:, None]
+    x = np.arange(shape[1], dtype=np.float32)[None, :]
+    cell_y = (y // spacing).astype(int) + 1
+    cell_x = (x // spacing).astype(int) + 1
+    nearest = np.full(shape, np.inf, np.float32)
+    second = np.full(shape, np.inf, np.float32)
+    owner = np.zeros(shape, np.intp)
+    for step_y in (-1, 0, 1):
+        for step_x in (-1, 0, 1):
+            near = np.clip(cell_y + step_y, 0, rows - 1), np.clip(cell_x + step_x, 0, cols - 1)
+            squared = (centre_y[near] - y) ** 2 + (centre_x[near] - x) ** 2
+            closer = squared < nearest
+            second = np.where(
+                closer, nearest, np.where(squared > nearest, np.minimum(second, squared), second)
+            )
+            owner = np.where(closer, near[0] * cols + near[1], owner)
+            nearest = np.where(closer, squared, nearest)
+    centres = np.stack([centre_y.ravel(), centre_x.ravel()], axis=1)
+    return _Cells(centres, owner, np.sqrt(nearest), np.sqrt(second))
+
+
+def _negative_tissue(
+    texture_rng: Generator,
+    nuclei_rng: Generator,
+    *,
+    regions: Floats,
+    fibres: Floats,
+    direction: float,
+    reactive: NucleusKind,
+    settings: TissueSettings,
+) -> tuple[Floats, Floats, Nuclei]:
+    """Haematoxylin and eosin of everything but nuclei, and the nuclei, of the five negative kinds."""
+    scale = 1.0 / settings.mpp
+    shape = fibres.shape[0], fibres.shape[1]
+    haematoxylin = np.empty(regions.shape, np.float32)
+    eosin = np.empty(regions.shape, np.float32)
+    stroma_rng, lymphoid_rng, adipose_rng, gland_rng, reactive_rng = nuclei_rng.spawn(5)
+
+    haematoxylin[STROMA], eosin[STROMA] = 0.05, fibres
+    fibroblasts = _scatter(stroma_rng, STROMA_NUCLEI, shape, settings)
+    fibroblasts["angle"] = direction + stroma_rng.normal(0, 0.25, len(fibroblasts))
+    stroma = np.concatenate([fibroblasts, _lymphocytes(stroma_rng, 0.05, 1.3, shape, settings)])
+
+    haematoxylin[LYMPHOID], eosin[LYMPHOID] = 0.15, 0.34
+    lymphoid = _scatter(lymphoid_rng, LYMPHOID_NUCLEI, shape, settings)
+
+    fat = _worley(texture_rng, shape, 19 * scale, 0.3)
+    wall = np.clip(1.6 - (fat.second - fat.nearest) / (1.3 * scale), 0, 1)
+    haematoxylin[ADIPOSE], eosin[ADIPOSE] = 0.01 + 0.05 * wall, 0.03 + 0.40 * wall
+    adipose = _scatter(adipose_rng, ADIPOSE_NUCLEI, shape, settings)
+    adipose = adipose[_at(wall > 0.5, adipose)]
+
+    glands = _worley(texture_rng, shape, 34 * scale, 0.16)
+    gland_radius = scale * texture_rng.normal(13.5, 1.5, len(glands.centres)).astype(np.float32)
+    secretion = texture_rng.uniform(0.02, 0.4, len(glands.centres)).astype(np.float32)
+    depth = gland_radius[glands.owner] - glands.nearest  # from the gland's rim inwards
+    epithelium = np.clip(depth / scale + 0.5, 0, 1)
+    lumen = np.clip((depth - 8.0 * scale) / scale, 0, 1)
+    haematoxylin[GLANDULAR] = (1 - lumen) * (0.05 + 0.12 * epithelium) + 0.01
+    eosin[GLANDULAR] = (1 - lumen) * (
+        0.32 * epithelium + (1 - epithelium) * 0.9 * fibres
+    ) + lumen * secretion[glands.owner]
+    glandular = _rings(gland_rng, glands.centres, gland_radius, settings)
+
+    haematoxylin[REACTIVE], eosin[REACTIVE], cells = _cellular_tissue(
+        reactive_rng, reactive, fibres, settings
+    )
+
+    tissue = np.argmax(regions, axis=0)
+    nuclei = np.concatenate(
+        [
+            some[_at(tissue == kind, some)]
+            for kind, some in enumerate((stroma, lymphoid, adipose, glandular, cells))
+        ]
+    )
+    return (regions * haematoxylin).sum(axis=0), (regions * eosin).sum(axis=0), nuclei
+
+
+def _fibres(rng: Generator, shape: tuple[int, int], scale: float) -> tuple[Floats, float]:
+    """Eosin of wavy collagen and the direction it runs in, in radians."""
+    direction = float(rng.uniform(0, np.pi))
+    y, x = np.mgrid[0 : shape[0], 0 : shape[1]].astype(np.float32) / np.float32(scale)
+    across = x * -np.sin(direction) + y * np.cos(direction)
+    across = across + 2.5 * smooth_noise(rng, shape, 12 * scale)
+    strands = np.sin(across * (2 * np.pi / 5.5)) + 0.6 * np.sin(across * (2 * np.pi / 3.1) + 1.0)
+    strands = strands * (0.6 + 0.4 * smooth_noise(rng, shape, 8 * scale))
+    return np.clip(0.46 + 0.10 * strands + 0.05 * smooth_noise(rng, shape, 10 * scale), 0.05, 1), direction
+
+
+def _cellular_tissue(
+    rng: Generator, kind: NucleusKind, fibres: Floats, settings: TissueSettings
+) -> tuple[Floats, Floats, Nuclei]:
+    """Haematoxylin, eosin and nuclei of reactive tissue and of tumour alike, which differ in `kind` only.
+
+    Cells lie in cytoplasm or, where the tissue is loose, further apart between the fibres of the stroma, so
+    that the colour of a tile ranges from that of stroma to that of lymphoid tissue.
+    """
+    scale = 1.0 / settings.mpp
+    shape = fibres.shape[0], fibres.shape[1]
+    compact = 1 / (1 + np.exp(-2 * (rng.normal(0, 0.7) + smooth_noise(rng, shape, 14 * scale))))
+    mottle = smooth_noise(rng, shape, 3 * scale)
+    haematoxylin = 0.05 + compact * np.clip(0.09 + 0.03 * mottle, 0, 1)
+    eosin = fibres + compact * (np.clip(0.36 + 0.06 * mottle, 0, 1) - fibres)
+    gap = np.clip(3 * (smooth_noise(rng, shape, 4 * scale) - rng.uniform(0.9, 2.2)), 0, 1)  # pale clefts
+    cells = _thin(rng, _scatter(rng, kind, shape, settings), 0.8 + 0.2 * compact)
+    nuclei = np.concatenate([cells, _lymphocytes(rng, 0.12, 0.9, shape, settings)])
+    return haematoxylin * (1 - gap), eosin * (1 - 0.9 * gap), nuclei
+
+
+def _lymphocytes(
+    rng: Generator, share: float, patchiness: float, shape: tuple[int, int], settings: TissueSettings
+) -> Nuclei:
+    """Lymphocytes strewn in patches through another tissue, at a median `share` of their packed density."""
+    patches = share * np.exp(patchiness * smooth_noise(rng, shape, 12 / settings.mpp))
+    return _thin(rng, _scatter(rng, LYMPHOID_NUCLEI, shape, settings), patches)
+
+
+def _thin(rng: Generator, nuclei: Nuclei, keep: Floats) -> Nuclei:
+    """Keep each nucleus with the probability found at its place."""
+    return nuclei[rng.random(len(nuclei)) < _at(keep, nuclei)]
+
+
+def _scatter(rng: Generator, kind: NucleusKind, shape: tuple[int, int], settings: TissueSettings) -> Nuclei:
+    """Nuclei of one kind on a jittered hexagonal lattice over the whole picture."""
+    spacing = kind.spacing / settings.mpp / np.sqrt(settings.nuclei_density)
+    height = spacing * np.sqrt(3) / 2
+    row, column = np.mgrid[0 : int(shape[0] / height) + 2, 0 : int(shape[1] / spacing) + 2]
+    origin = rng.uniform(-1, 0, 2)
+    y = (row.ravel() + origin[0]) * height
+    x = (column.ravel() + 0.5 * (row.ravel() % 2) + origin[1]) * spacing
+    shift = rng.normal(0, 0.17 * spacing, (2, y.size))
+    return _nuclei(rng, kind, y + shift[0], x + shift[1], settings)
+
+
+def _rings(rng: Generator, centres: Floats, gland_radius: Floats, settings: TissueSettings) -> Nuclei:
+    """Nuclei along the rim of each gland, long axis towards its centre."""
+    scale = 1.0 / settings.mpp
+    y, x, angle = [], [], []
+    for (centre_y, centre_x), rim in zip(centres, gland_radius, strict=True):
+        radius = rim - 3.2 * scale
+        count = max(
+            6, round(2 * np.pi * radius / (GLANDULAR_NUCLEI.spacing * scale) * settings.nuclei_density)
+        )
+        turn = (np.arange(count) + rng.normal(0, 0.12, count) + rng.random()) * (2 * np.pi / count)
+        away = radius + rng.normal(0, 0.5 * scale, count)
+        y.append(centre_y + away * np.sin(turn))
+        x.append(centre_x + away * np.cos(turn))
+        angle.append(turn)
+    nuclei = _nuclei(rng, GLANDULAR_NUCLEI, np.concatenate(y), np.concatenate(x), settings)
+    nuclei["angle"] = np.concatenate(angle)
+    return nuclei
+
+
+def _nuclei(rng: Generator, kind: NucleusKind, y: Floats, x: Floats, settings: TissueSettings) -> Nuclei:
+    """Draw the looks of nuclei of one kind at the given places."""
+    count = len(y)
+    nuclei = np.zeros(count, NUCLEUS)
+    nuclei["y"], nuclei["x"] = y, x
+    spread = np.clip(rng.standard_normal(count), -2, 2)
+    nuclei["radius"] = kind.radius / settings.mpp * np.exp(kind.radius_spread * spread)
+    nuclei["aspect"] = 1 + (kind.aspect - 1) * rng.uniform(0.5, 1.5, count)
+    nuclei["angle"] = rng.uniform(0, np.pi, count)
+    nuclei["irregularity"] = kind.irregularity
+    nuclei["stain"] = kind.stain * np.exp(np.clip(rng.standard_normal(count), -2, 2) * kind.stain_spread)
+    nuclei["coarseness"] = kind.coarseness
+    nuclei["pallor"] = kind.pallor
+    nuclei["nucleolus"] = kind.nucleolus * rng.uniform(0.5, 1.3, count)
+    away = nuclei["radius"] * rng.uniform(0, 0.4, count)
+    turn = rng.uniform(0, 2 * np.pi, count)
+    nuclei["nucleolus_y"], nuclei["nucleolus_x"] = away * np.sin(turn), away * np.cos(turn)
+    harmonics = np.asarray(OUTLINE_HARMONICS)
+    waves = rng.standard_normal((count, len(harmonics), 2)) * (1.6 / harmonics)[:, None]
+    nuclei["outline"] = kind.irregularity * (waves[..., 0] + 1j * waves[..., 1]) / np.sqrt(2)
+    return nuclei
+
+
+def _stamp(nuclei: Nuclei, clumps: Floats, scale: float, batch: int = 256) -> Floats:
+    """(H, W) haematoxylin of the nuclei; where they overlap the darker one shows.
+
+    Nuclei are drawn many at once in square windows of one size; sorting them by size keeps the windows tight.
+    """
+    long_axis = nuclei["radius"] * np.sqrt(nuclei["aspect"])
+    reach = long_axis * (1 + 1.2 * np.abs(nuclei["outline"]).sum(axis=1)).clip(1, 1.6) + 1.5
+    order = np.argsort(reach, kind="stable")
+    margin = int(np.ceil(reach.max(initial=1.0))) * 2 + 2
+    canvas = np.zeros((clumps.shape[0] + 2 * margin, clumps.shape[1] + 2 * margin), np.float32)
+    clumps = np.pad(clumps, margin, mode="reflect")
+    for start in range(0, len(order), batch):
+        some = nuclei[order[start : start + batch]]
+        half = int(np.ceil(reach[order[start : start + batch]].max()))
+        rows, cols, stain = _draw(some, half, clumps, margin, scale)
+        np.maximum.at(canvas, (rows, cols), stain)
+    return canvas[margin:-margin, margin:-margin]
+
+
+def _draw(
+    nuclei: Nuclei, half: int, clumps: Floats, margin: int, scale: float
+) -> tuple[NDArray[np.intp], NDArray[np.intp], Floats]:
+    """Canvas rows (n, k, 1), columns (n, 1, k) and haematoxylin (n, k, k) of nuclei; k = 2 half + 1."""
+
+    def column(name: str) -> Floats:
+        return np.asarray(nuclei[name], np.float32)[:, None, None]
+
+    steps = np.arange(-half, half + 1)
+    # A centre far off the picture would leave the canvas; unseen, it may as well lie nearer.
+    limit_y, limit_x = (side - half - 1 for side in clumps.shape)
+    centre_y = np.clip(np.rint(column("y")).astype(np.intp) + margin, half, limit_y)
+    centre_x = np.clip(np.rint(column("x")).astype(np.intp) + margin, half, limit_x)
+    rows, cols = centre_y + steps[:, None], centre_x + steps
+    dy = (rows - margin - column("y")).astype(np.float32)
+    dx = (cols - margin - column("x")).astype(np.float32)
+    cos, sin, stretch = np.cos(column("angle")), np.sin(column("angle")), np.sqrt(column("aspect"))
+    along, aside = (cos * dx + sin * dy) / stretch, (cos * dy - sin * dx) * stretch
+    distance = np.hypot(along, aside) + np.float32(1e-3)
+    turn = (along + 1j * aside) / distance  # e^(i angle) on the outline
+
+    wave = np.zeros_like(distance)
+    power = turn
+    for index, harmonic in enumerate(OUTLINE_HARMONICS):
+        power = power * turn if index else turn**harmonic
+        wave += (nuclei["outline"][:, index, None, None] * power).real
+    edge = column("radius") * np.clip(1 + wave, 0.55, 1.6)
+    cover = np.clip(edge - distance + 0.5, 0, 1)
+    depth = 1 - np.minimum(1, distance / edge) ** 2
+    stain = column("stain") * (1 - column("pallor") * depth) * (1 + column("coarseness") * clumps[rows, cols])
+    spot = (dy - column("nucleolus_y")) ** 2 + (dx - column("nucleolus_x")) ** 2
+    stain = stain + column("nucleolus") * np.exp(-0.5 * spot / np.float32(max(0.9 * scale, 0.7) ** 2))
+    return rows, cols, np.asarray(cover * np.clip(stain, 0.15, 2.2), np.float32)
+
+
+def _stain(
+    rng: Generator, haematoxylin: Floats, eosin: Floats, variation: float, scale: float
+) -> NDArray[np.uint8]:
+    """Turn concentrations into the picture a scanner would give, with this slide's own stain and optics."""
+    vectors = np.stack([HAEMATOXYLIN, EOSIN]) + variation * rng.normal(0, 0.035, (2, 3))
+    vectors = np.maximum(vectors, 0.01)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    amount = np.exp(variation * np.clip(rng.normal(0, 0.14, 2), -0.35, 0.35))
+    white = 243 * np.exp(variation * (rng.normal(0, 0.015) + rng.normal(0, 0.008, 3)))
+    blur = scale * 0.45 * np.exp(variation * rng.normal(0, 0.15))
+    noise = 2.2 * np.exp(variation * rng.normal(0, 0.25))
+
+    vectors = vectors.astype(np.float32)
+    density = (amount[0] * haematoxylin)[..., None] * vectors[0] + (amount[1] * eosin)[..., None] * vectors[1]
+    density = ndimage.gaussian_filter(density.astype(np.float32), (blur, blur, 0), mode="nearest")
+    image = white.astype(np.float32) * np.exp(-1.15 * density)
+    image += np.float32(noise) * rng.standard_normal(image.shape, dtype=np.float32)
+    return np.asarray(np.clip(np.rint(image), 0, 255), np.uint8)

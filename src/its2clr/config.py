@@ -1,0 +1,264 @@
+"""Settings of every stage: pydantic models that refuse unknown keys, recipes, and `key=value` overrides."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from its2clr.aggregators.config import AggregatorTraining
+from its2clr.errors import InputError
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A group of settings; a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EncoderConfig(Section):
+    """The feature extractor f."""
+
+    name: str = Field("resnet18", description="any timm model name")
+    options: dict[str, Any] = Field(default_factory=dict, description="passed on to timm.create_model")
+    pretrained: bool = Field(default=False, description="start from timm's pretrained weights")
+    norm: Literal["batch", "instance"] = Field("batch", description="normalisation layers of a ResNet")
+    mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="channel means in [0, 1]")
+    std: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="channel deviations")
+
+
+class ProjectorConfig(Section):
+    """The projection head psi: two linear layers with a ReLU between."""
+
+    hidden_dim: Count = Field(512, description="width of the hidden layer")
+    output_dim: Count = Field(256, description="dimension of the embedding the contrastive loss sees")
+
+
+class ViewsConfig(Section):
+    """Random views of a tile; the defaults are the paper's (appendix A.2)."""
+
+    jitter_probability: Probability = Field(0.8, description="share of tiles whose colours are jittered")
+    brightness: Annotated[float, Field(ge=0, le=1)] = Field(0.8, description="factor in [1 - b, 1 + b]")
+    contrast: Annotated[float, Field(ge=0, le=1)] = Field(0.8, description="factor in [1 - c, 1 + c]")
+    saturation: Annotated[float, Field(ge=0, le=1)] = Field(0.8, description="factor in [1 - s, 1 + s]")
+    hue: Annotated[float, Field(ge=0, le=0.5)] = Field(0.2, description="shift in [-h, h] turns")
+    grayscale_probability: Probability = Field(0.2, description="share of tiles turned gray")
+    blur_probability: Probability = Field(0.5, description="share of tiles blurred")
+    blur_kernel: Probability = Field(0.06, description="blur kernel as a share of the tile's side")
+    blur_sigma: tuple[Positive, Positive] = Field((0.1, 2.0), description="range of the blur's sigma in pixels")
+    horizontal_flip: Probability = Field(0.5, description="probability of a left-right flip")
+    vertical_flip: Probability = Field(0.5, description="probability of an up-down flip")
+    crop_scale: tuple[Share, Share] | None = Field(
+        None, description="area range of a random resized crop; null leaves the tile whole"
+    )
+    crop_ratio: tuple[Positive, Positive] = Field((0.75, 4 / 3), description="aspect ratio range of the crop")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ViewsConfig":
+        for name in ("blur_sigma", "crop_scale", "crop_ratio"):
+            bounds = getattr(self, name)
+            if bounds is not None and bounds[0] > bounds[1]:
+                raise ValueError(f"{name}: the first number must not be larger than the second, got {bounds}")
+        return self
+
+
+class OptimiserConfig(Section):
+    """SGD with a learning rate that is constant or falls to zero as a cosine."""
+
+    learning_rate: Positive = Field(0.03, description="peak learning rate")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="SGD momentum")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(1e-4, description="L2 penalty")
+    schedule: Literal["cosine", "constant"] = Field("cosine", description="course of the learning rate")
+
+
+class PretrainConfig(OptimiserConfig):
+    """SimCLR (paper, appendix A.2)."""
+
+    method: Literal["simclr"] = Field("simclr", description="self-supervised method")
+    epochs: Annotated[int, Field(ge=0)] = Field(600, description="passes over the training instances; 0 skips")
+    batch_size: Annotated[int, Field(ge=2)] = Field(512, description="instances per step over all processes")
+    temperature: Positive = Field(0.5, description="temperature of NT-Xent")
+    views: ViewsConfig = Field(default_factory=lambda: ViewsConfig(crop_scale=(0.08, 1.0)))
+
+
+class RefineConfig(OptimiserConfig):
+    """Algorithm 1: iterative, self-paced supervised contrastive refinement."""
+
+    learning_rate: Positive = Field(0.01, description="peak learning rate")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD momentum")
+    epochs: Count = Field(50, description="T: refinement epochs")
+    batch_size: Annotated[int, Field(ge=4)] = Field(512, description="instances per step over all processes")
+    steps_per_epoch: Count | None = Field(None, description="null: training instances / batch_size, rounded up")
+    temperature: Positive = Field(0.07, description="temperature of the supervised contrastive loss")
+    threshold: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.3, description="eta: probability above which an instance is pseudo-positive"
+    )
+    positive_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="p_+: share of positive anchors"
+    )
+    initial_ratio: Share = Field(0.2, description="r_0: most confident share used after the warm-up")
+    final_ratio: Share = Field(0.8, description="r_T: most confident share used at the last epoch")
+    warmup_epochs: Annotated[int, Field(ge=0)] = Field(
+        15, description="T_warm-up: epochs with anchors from one clean pool only"
+    )
+    warmup_anchors: Literal["negative", "positive"] = Field(
+        "negative", description="anchors in the warm-up: negative-bag instances, or pseudo-positives (ablation)"
+    )
+    refresh_every: Count = Field(5, description="epochs between pseudo-label updates")
+    iterative: bool = Field(default=True, description="replace pseudo labels when validation AUC allows it")
+    self_paced: bool = Field(
+        default=True, description="warm-up, then only the most confident share; false uses every pseudo label"
+    )
+    aggregator_seeds: Count = Field(
+        1, description="aggregators trained per update; pseudo labels are their mean probability"
+    )
+    views: ViewsConfig = Field(default_factory=ViewsConfig)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RefineConfig":
+        if self.warmup_epochs > self.epochs:
+            raise ValueError(f"warmup_epochs ({self.warmup_epochs}) is larger than epochs ({self.epochs})")
+        return self
+
+
+class EvaluationConfig(Section):
+    """How the frozen models are measured."""
+
+    retrainings: Count = Field(5, description="aggregators trained anew per encoder; mean and deviation over them")
+    bootstrap: Count = Field(1000, description="resamples of the bags for 95% intervals")
+
+
+class EngineConfig(Section):
+    """Device and precision."""
+
+    accelerator: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
+    precision: Literal["auto", "32-true", "bf16-mixed"] = Field(
+        "auto", description="auto: bf16-mixed on a GPU, 32-true on a CPU"
+    )
+    extract_batch_size: Count = Field(512, description="instances per forward pass at extraction")
+
+
+class RunConfig(Section):
+    """Everything a run is made of; saved as config.yaml in its directory."""
+
+    seed: int = Field(0, description="seed of every random choice")
+    encoder: EncoderConfig = Field(default_factory=EncoderConfig)
+    projector: ProjectorConfig = Field(default_factory=ProjectorConfig)
+    pretrain: PretrainConfig = Field(default_factory=PretrainConfig)
+    aggregator: AggregatorTraining = Field(default_factory=AggregatorTraining)
+    refine: RefineConfig = Field(default_factory=RefineConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes in the package."""
+    return sorted(p.name[:-5] for p in resources.files("its2clr.recipes").iterdir() if p.name.endswith(".yaml"))
+
+
+def read_recipe(recipe: str | Path) -> dict[str, Any]:
+    """Read a recipe of the package by name, or a YAML file of the user's by path."""
+    if str(recipe) in recipe_names():
+        text = resources.files("its2clr.recipes").joinpath(f"{recipe}.yaml").read_text(encoding="utf-8")
+    elif Path(recipe).is_file():
+        text = Path(recipe).read_text(encoding="utf-8")
+    else:
+        hint = _closest(str(recipe), recipe_names())
+        raise InputError(f"no recipe named {str(recipe)!r}{hint}; known: {', '.join(recipe_names())}, or a .yaml file")
+    try:
+        values = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise InputError(f"recipe {recipe}: not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"recipe {recipe}: expected keys and values, got {type(values).__name__}")
+    return values
+
+
+def resolve_config(
+    recipe: str | Path | None = None, overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> RunConfig:
+    """Make a checked config from a recipe and overrides.
+
+    Args:
+        recipe: Name of a packaged recipe or path of a YAML file; None takes the defaults (the paper's).
+        overrides: `["refine.epochs=20", ...]` as typed after `--set`, or a mapping of dotted keys to values.
+
+    Raises:
+        InputError: A key is unknown (the closest known one is named) or a value is not allowed.
+    """
+    values = read_recipe(recipe) if recipe is not None else {}
+    for key, value in (overrides.items() if isinstance(overrides, Mapping) else map(_parse_override, overrides)):
+        _put(values, key.split("."), value)
+    return validate_config(values, str(recipe or "defaults"))
+
+
+def validate_config(values: Mapping[str, Any], where: str) -> RunConfig:
+    """Check a mapping of settings; `where` names its origin in the error."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(item["loc"], item["type"], item["msg"]) for item in error.errors()]
+        raise InputError(f"settings ({where}):\n  " + "\n  ".join(lines)) from error
+
+
+def config_difference(old: RunConfig, new: RunConfig) -> list[str]:
+    """Settings that differ, one `key: old -> new` each; the choice of device does not count."""
+    left, right = _flatten(old.model_dump(mode="json")), _flatten(new.model_dump(mode="json"))
+    neutral = {"engine.accelerator", "engine.extract_batch_size"}
+    keys = sorted((left.keys() | right.keys()) - neutral)
+    return [f"{k}: {left.get(k)!r} -> {right.get(k)!r}" for k in keys if left.get(k) != right.get(k)]
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {text!r}: expected key=value, for example refine.epochs=20")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise InputError(f"--set {text!r}: the value is not valid YAML: {error}") from error
+
+
+def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        nested = values.setdefault(name, {})
+        if not isinstance(nested, dict):
+            raise InputError(f"--set {'.'.join(path)}: {name} is a single value, not a section")
+        values = nested
+    values[path[-1]] = value
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _explain(location: tuple[int | str, ...], kind: str, message: str) -> str:
+    key = ".".join(str(part) for part in location)
+    if kind != "extra_forbidden":
+        return f"{key}: {message.removeprefix('Value error, ')}"
+    model: type[BaseModel] = RunConfig
+    for part in location[:-1]:
+        annotation = model.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        model = annotation
+    return f"{key}: unknown key{_closest(str(location[-1]), list(model.model_fields))}"
+
+
+def _closest(name: str, known: list[str]) -> str:
+    match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f", did you mean {match[0]!r}?" if match else f" (known: {', '.join(known)})"

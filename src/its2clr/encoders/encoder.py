@@ -1,0 +1,85 @@
+"""The feature extractor f and the projection head psi."""
+
+import difflib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from its2clr.config import EncoderConfig, ProjectorConfig
+from its2clr.errors import InputError
+from its2clr.views import to_float
+
+
+class Encoder(nn.Module):
+    """A timm backbone that carries its normalisation constants.
+
+    Args:
+        backbone: Maps normalised tiles (B, 3, H, W) to pooled features (B, D).
+        mean: Channel means in [0, 1].
+        std: Channel deviations in [0, 1].
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.feature_dim = int(backbone.num_features)  # type: ignore[arg-type]
+        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, D) of tiles (B, 3, H, W), uint8 or float in [0, 1]."""
+        normalised = (to_float(images) - self.mean) / self.std
+        features: Tensor = self.backbone(normalised.contiguous(memory_format=torch.channels_last))
+        return features
+
+
+class EmbeddingNetwork(nn.Module):
+    """f and psi in one forward pass, so that one call is one distributed synchronisation.
+
+    Args:
+        encoder: f.
+        head: psi; takes features (B, D).
+    """
+
+    def __init__(self, encoder: Encoder, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (B, D) and embeddings (B, D')."""
+        features = self.encoder(images)
+        return features, self.head(features)
+
+
+def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
+    """Make an encoder by timm name (`create_encoder("resnet18")`) or from its section of the config.
+
+    Raises:
+        InputError: The name is not timm's (the closest is named), or timm refuses the options.
+    """
+    import timm
+
+    config = EncoderConfig(name=name, options=options) if isinstance(name, str) else name
+    if not timm.is_model(config.name):
+        close = difflib.get_close_matches(config.name, timm.list_models(), n=3)
+        raise InputError(f"encoder.name: timm has no model {config.name!r}; closest: {', '.join(close) or 'none'}")
+    arguments = dict(config.options)
+    if config.norm == "instance":
+        arguments["norm_layer"] = nn.InstanceNorm2d
+    try:
+        backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, **arguments)
+    except (TypeError, ValueError, AttributeError, RuntimeError, OSError) as error:
+        raise InputError(f"encoder {config.name!r} with options {config.options}: {error}") from error
+    return Encoder(backbone.to(memory_format=torch.channels_last), config.mean, config.std)
+
+
+def create_projector(feature_dim: int, config: ProjectorConfig) -> nn.Module:
+    """The projection head; its output is l2-normalised by the loss."""
+    return nn.Sequential(
+        nn.Linear(feature_dim, config.hidden_dim), nn.ReLU(), nn.Linear(config.hidden_dim, config.output_dim)
+    )

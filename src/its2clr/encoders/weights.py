@@ -1,0 +1,50 @@
+"""Saving and loading of encoder and projector as one safetensors file that knows how to rebuild them."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from its2clr import __version__
+from its2clr.config import EncoderConfig, ProjectorConfig, RunConfig
+from its2clr.encoders.encoder import EmbeddingNetwork, create_encoder, create_projector
+from its2clr.engine.checkpoint import load_checkpoint, load_module, save_checkpoint
+from its2clr.errors import InputError
+
+
+def create_network(config: RunConfig) -> EmbeddingNetwork:
+    """A fresh encoder and projector."""
+    encoder = create_encoder(config.encoder)
+    return EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, config.projector))
+
+
+def save_network(path: str | Path, network: EmbeddingNetwork, config: RunConfig, notes: dict[str, Any]) -> None:
+    """Write encoder and projector with all that is needed to rebuild them."""
+    state = {
+        "its2clr": __version__,
+        "encoder": config.encoder.model_dump(mode="json"),
+        "projector": config.projector.model_dump(mode="json"),
+        "notes": notes,
+    }
+    save_checkpoint(path, network.state_dict(), state)
+
+
+def load_network(path: str | Path) -> EmbeddingNetwork:
+    """Rebuild what `save_network` wrote.
+
+    Raises:
+        InputError: The file is missing, damaged or holds no network.
+    """
+    tensors, state = load_checkpoint(path)
+    if "encoder" not in state or "projector" not in state:
+        raise InputError(f"{path}: a checkpoint of its2clr, but not of an encoder")
+    # The weights come from this file: nothing is fetched, whatever the first start was.
+    encoder = create_encoder(EncoderConfig.model_validate({**state["encoder"], "pretrained": False}))
+    network = EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, ProjectorConfig(**state["projector"])))
+    load_module(network, tensors, path)
+    return network
+
+
+def fingerprint(path: str | Path) -> str:
+    """Short hash of a weights file; features remember which weights made them."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

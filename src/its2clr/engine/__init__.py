@@ -1,0 +1,1 @@
+"""What every stage runs on: devices, run directory, checkpoints, resume, progress, seeds."""

@@ -1,0 +1,82 @@
+"""Checkpoints: tensors as safetensors with a JSON state inside, one file, never a pickle."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from its2clr.engine.files import atomic_path
+from its2clr.errors import InputError
+
+
+def save_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON state as one file that appears whole."""
+    contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    with atomic_path(path) as temporary:
+        save_file(contiguous, temporary, metadata={"state": json.dumps(state)})
+
+
+def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_checkpoint` wrote.
+
+    Raises:
+        InputError: The file is missing, damaged, or not one of ours.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such checkpoint")
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise InputError(f"{path}: not a readable safetensors file ({error})") from error
+    if "state" not in metadata:
+        raise InputError(f"{path}: a safetensors file, but not a checkpoint of its2clr (no state in its metadata)")
+    return tensors, json.loads(metadata["state"])
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add `prefix.` to every name."""
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors whose name starts with `prefix.`, without it."""
+    return {k.removeprefix(f"{prefix}."): v for k, v in tensors.items() if k.startswith(f"{prefix}.")}
+
+
+def load_module(module: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
+    """Load a state dict strictly; a mismatch is an error that names the keys.
+
+    Raises:
+        InputError: Keys or shapes differ.
+    """
+    try:
+        module.load_state_dict(dict(tensors), strict=True)
+    except RuntimeError as error:
+        raise InputError(f"{path}: these weights do not fit the configured model: {error}") from error
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's per-parameter tensors (momentum), named by parameter position."""
+    state = optimiser.state_dict()["state"]
+    return {
+        f"{position}.{name}": value
+        for position, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `optimiser_tensors` gave; learning rates are set by the loop each step."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        position, name = key.split(".", 1)
+        state.setdefault(int(position), {})[name] = value
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})

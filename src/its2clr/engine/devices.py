@@ -1,0 +1,108 @@
+"""Lightning Fabric set up from the config and the launcher: one process, torchrun or Slurm."""
+
+import os
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from its2clr.config import EngineConfig
+from its2clr.engine.progress import Progress, ProgressBar
+from its2clr.errors import InputError
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Device, precision and processes of a run; the only place that knows Fabric.
+
+    Started plainly it is one process. Under `torchrun` or `srun` it joins the other processes: batches are split
+    over them, extraction is shared out, and only the first process writes.
+    """
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        config = config or EngineConfig()
+        accelerator = config.accelerator
+        if accelerator == "auto":
+            accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+        elif accelerator == "cuda" and not torch.cuda.is_available():
+            raise InputError("engine.accelerator=cuda, but no CUDA device is visible; use auto or cpu")
+        precision = config.precision
+        if precision == "auto":
+            precision = "bf16-mixed" if accelerator == "cuda" else "32-true"
+        devices, nodes = launched_processes()
+        self.fabric = Fabric(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            precision=precision,
+            strategy="ddp" if devices * nodes > 1 else "auto",
+        )
+        if devices * nodes > 1:
+            self.fabric.launch()
+        self.precision = precision
+        self.extract_batch_size = config.extract_batch_size
+        self.device: torch.device = self.fabric.device
+        self.rank = self.fabric.global_rank
+        self.world_size = self.fabric.world_size
+        self.bars = ProgressBar(enabled=self.is_writer)
+        if accelerator == "cuda":
+            torch.set_float32_matmul_precision("high")
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == 0
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision's context for a forward pass outside of a module that was set up."""
+        return self.fabric.autocast()
+
+    def set_up(self, network: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Wrap for precision and gradient averaging; batch norm is shared between GPUs of several processes."""
+        if self.world_size > 1 and self.device.type == "cuda":
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        wrapped, wrapped_optimiser = self.fabric.setup(network, optimiser)
+        return wrapped, wrapped_optimiser
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward pass under the run's precision."""
+        self.fabric.backward(loss)
+
+    def progress(self, name: str, total: int, unit: str = "steps") -> Progress:
+        """A progress bar of the first process; silent elsewhere."""
+        return self.bars.start(name, total, unit)
+
+    def barrier(self) -> None:
+        """Wait for every process."""
+        self.fabric.barrier()
+
+    def broadcast(self, value: T) -> T:
+        """The first process's value, in every process."""
+        return self.fabric.broadcast(value) if self.world_size > 1 else value
+
+    def sum_over_processes(self, values: Tensor) -> Tensor:
+        """Elementwise sum over processes, in every process."""
+        if self.world_size > 1:
+            torch.distributed.all_reduce(values)
+        return values
+
+    def say(self, message: str) -> None:
+        """Print one line, from the first process only."""
+        if self.is_writer:
+            self.bars.print(message)
+
+
+def launched_processes() -> tuple[int, int]:
+    """Processes per node and nodes, as torchrun or Slurm started them; (1, 1) when started plainly."""
+    environment = os.environ
+    if "TORCHELASTIC_RUN_ID" in environment:
+        local = int(environment["LOCAL_WORLD_SIZE"])
+        return local, int(environment["WORLD_SIZE"]) // local
+    if "SLURM_PROCID" in environment and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        nodes = int(environment.get("SLURM_NNODES", "1"))
+        return int(environment.get("SLURM_NTASKS", "1")) // nodes, nodes
+    return 1, 1

@@ -1,0 +1,52 @@
+"""Collapse of the representation: seen, said, and training stopped with advice."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from its2clr.errors import TrainingError
+
+MIN_SPREAD = 0.02
+LOSS_TOLERANCE = 0.02
+PATIENCE = 2
+
+
+def embedding_spread(embeddings: Tensor) -> float:
+    """How far l2-normalised embeddings are spread: 1 - |mean|, 0 when all point the same way, 1 when in all."""
+    directions = F.normalize(embeddings.float(), dim=1)
+    return 1.0 - float(torch.linalg.vector_norm(directions.mean(0)))
+
+
+class CollapseGuard:
+    """Stops a run whose contrastive loss sits at log(rows - 1) because all embeddings became one point.
+
+    Args:
+        stage: Section of the config the advice is about.
+        rows: Rows the loss contrasts (two views of a batch).
+        patience: Epochs in a row that must look collapsed; a fresh network starts near the collapsed loss.
+    """
+
+    def __init__(self, stage: str, rows: int, patience: int = PATIENCE) -> None:
+        self._stage = stage
+        self._collapsed_loss = math.log(rows - 1)
+        self._patience = patience
+        self._seen = 0
+
+    def check(self, epoch: int, loss: float, spread: float) -> None:
+        """Look at one epoch.
+
+        Raises:
+            TrainingError: Collapsed for `patience` epochs in a row.
+        """
+        at_limit = abs(loss - self._collapsed_loss) < LOSS_TOLERANCE * self._collapsed_loss
+        self._seen = self._seen + 1 if at_limit and spread < MIN_SPREAD else 0
+        if self._seen >= self._patience:
+            raise TrainingError(
+                f"{self._stage}: the representation collapsed by epoch {epoch}: the loss is {loss:.4f}, and "
+                f"log(rows - 1) = {self._collapsed_loss:.4f} is what a single point gives; the spread of the "
+                f"embeddings is {spread:.4f} (0 is one point). Later numbers would be noise, so the run stops. "
+                f"Try a higher {self._stage}.temperature (0.2 instead of 0.07), {self._stage}.momentum=0.9, a lower "
+                f"{self._stage}.learning_rate, or a longer pretraining, in a new run directory."
+            )

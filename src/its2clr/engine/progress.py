@@ -1,0 +1,88 @@
+"""Progress with rates and time left: bars on a terminal, plain lines elsewhere."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich import progress as rich_progress
+from rich.console import Console
+
+LINE_EVERY_SECONDS = 10.0
+
+
+class Progress:
+    """One running job; `advance` it, and `note` what it found (shown beside the bar)."""
+
+    def __init__(self, owner: "ProgressBar", name: str, total: int, unit: str) -> None:
+        self._owner, self._name, self._total, self._unit = owner, name, total, unit
+        self._done, self._note = 0, ""
+        self._started = self._last_line = time.monotonic()
+        self._bar: rich_progress.Progress | None = None
+        self._task: rich_progress.TaskID | None = None
+
+    def __enter__(self) -> Self:
+        if self._owner.enabled and self._owner.console.is_terminal:
+            self._bar = rich_progress.Progress(
+                rich_progress.TextColumn("{task.description:<12}"),
+                rich_progress.BarColumn(bar_width=24),
+                rich_progress.MofNCompleteColumn(),
+                rich_progress.TextColumn("{task.fields[rate]}"),
+                rich_progress.TimeRemainingColumn(),
+                rich_progress.TextColumn("{task.fields[note]}"),
+                console=self._owner.console,
+                transient=True,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(self._name, total=self._total, rate="", note="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def note(self, text: str) -> None:
+        """Show a short text beside the bar."""
+        self._note = text
+
+    def advance(self, amount: int = 1) -> None:
+        """Count finished units."""
+        self._done += amount
+        if not self._owner.enabled:
+            return
+        now = time.monotonic()
+        seconds = max(now - self._started, 1e-9)
+        rate = f"{self._done / seconds:.3g} {self._unit}/s"
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done, rate=rate, note=self._note)
+        elif now - self._last_line >= LINE_EVERY_SECONDS and self._done < self._total:
+            self._last_line = now
+            left = seconds / self._done * (self._total - self._done)
+            self._owner.print(
+                f"{self._name}: {self._done}/{self._total}, {rate}, {_duration(left)} left"
+                + (f", {self._note}" if self._note else "")
+            )
+
+
+class ProgressBar:
+    """Makes progress displays for one process."""
+
+    def __init__(self, *, enabled: bool = True, console: Console | None = None) -> None:
+        self.enabled = enabled
+        self.console = console or Console(highlight=False)
+
+    def start(self, name: str, total: int, unit: str) -> Progress:
+        """A new job of `total` units."""
+        return Progress(self, name, total, unit)
+
+    def print(self, message: str) -> None:
+        """One line of plain text."""
+        if self.enabled:
+            self.console.print(message, markup=False, soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -1,0 +1,199 @@
+"""The run directory: config, progress of the stages, metrics, checkpoints; and going on where a run stopped."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from its2clr import __version__
+from its2clr.config import RunConfig, config_difference, validate_config
+from its2clr.engine.checkpoint import (
+    load_checkpoint,
+    load_module,
+    load_optimiser,
+    optimiser_tensors,
+    prefixed,
+    save_checkpoint,
+    under,
+)
+from its2clr.engine.devices import Engine
+from its2clr.engine.files import read_json, write_json, write_text
+from its2clr.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+SAVE_SHARE = 0.05
+"""Checkpoints may take about this share of the training time."""
+
+
+class RunDirectory:
+    """A folder that holds everything about one run; the same command run again goes on where it stopped.
+
+    Args:
+        path: The folder; made if missing.
+        config: Settings of the run. None takes those of the folder.
+        cohort: The cohort's folder. None takes that of the run.
+        engine: Only its first process writes.
+
+    Raises:
+        InputError: The folder belongs to a run with other settings or another cohort.
+    """
+
+    def __init__(self, path: str | Path, config: RunConfig | None, cohort: str | Path | None, engine: Engine) -> None:
+        self.path = Path(path)
+        self.engine = engine
+        self._writers: dict[str, SummaryWriter] = {}
+        self._last_said = 0.0
+        saved = read_run_config(self.path)
+        if saved is None and (config is None or cohort is None):
+            raise InputError(f"{self.path}: no run here yet; give a cohort and settings (see `its2clr fit --help`)")
+        if saved is not None:
+            self._refuse_changes(saved, config, cohort)
+        self.config = config or saved[0]  # type: ignore[index]
+        self.cohort = Path(cohort) if cohort is not None else saved[1]  # type: ignore[index]
+        engine.barrier()
+        if saved is None and engine.is_writer:
+            document = {"cohort": str(self.cohort), **self.config.model_dump(mode="json")}
+            write_text(self.path / "config.yaml", yaml.safe_dump(document, sort_keys=False))
+        engine.barrier()
+
+    def _refuse_changes(
+        self, saved: tuple[RunConfig, Path], config: RunConfig | None, cohort: str | Path | None
+    ) -> None:
+        difference = [] if config is None else config_difference(saved[0], config)
+        if cohort is not None and Path(cohort).resolve() != saved[1].resolve():
+            difference.insert(0, f"cohort: {saved[1]} -> {cohort}")
+        if difference:
+            raise InputError(
+                f"{self.path}: this run was started with other settings; choose another --run folder or go on "
+                "without changes:\n  " + "\n  ".join(difference)
+            )
+
+    def checkpoint(self, name: str) -> Path:
+        """Path of a checkpoint by name."""
+        return self.path / "checkpoints" / f"{name}.safetensors"
+
+    def done(self, stage: str) -> dict[str, Any] | None:
+        """What a finished stage noted, or None when it is not finished."""
+        stages: dict[str, dict[str, Any]] = self._state()["stages"]
+        return stages.get(stage)
+
+    def mark_done(self, stage: str, **notes: Any) -> None:
+        """Note that a stage is finished; later calls skip it."""
+        if self.engine.is_writer:
+            state = self._state()
+            state["stages"][stage] = notes
+            write_json(self.path / "state.json", state)
+        self.engine.barrier()
+
+    def log(self, stage: str, epoch: int, epochs: int, values: Mapping[str, float]) -> None:
+        """Append to metrics.jsonl and TensorBoard and say it, at most every few seconds."""
+        if not self.engine.is_writer:
+            return
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"stage": stage, "epoch": epoch, **values}) + "\n")
+        writer = self._writer(stage, epoch)
+        for name, value in values.items():
+            writer.add_scalar(f"{stage}/{name}", value, epoch)
+        now = time.monotonic()
+        if now - self._last_said > 5 or epoch == epochs:
+            self._last_said = now
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            self.engine.say(f"{stage} epoch {epoch}/{epochs}: {shown}")
+
+    def forget_after(self, stage: str, epoch: int) -> None:
+        """Drop metrics of epochs that will be done again."""
+        path = self.path / "metrics.jsonl"
+        if not (self.engine.is_writer and path.is_file()):
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:  # the line a killed run was writing
+                continue
+            if entry["stage"] != stage or entry["epoch"] <= epoch:
+                kept.append(line + "\n")
+        write_text(path, "".join(kept))
+
+    def _state(self) -> dict[str, Any]:
+        path = self.path / "state.json"
+        state: dict[str, Any] = read_json(path) if path.is_file() else {"its2clr": __version__, "stages": {}}
+        return state
+
+    def _writer(self, stage: str, epoch: int) -> "SummaryWriter":
+        if stage not in self._writers:
+            from torch.utils.tensorboard import SummaryWriter
+
+            folder = self.path / "tensorboard" / stage
+            self._writers[stage] = SummaryWriter(str(folder), purge_step=epoch)  # type: ignore[no-untyped-call]
+        return self._writers[stage]
+
+
+class TrainingState:
+    """A network and its optimiser, saved between epochs and put back after a stop.
+
+    Args:
+        run: Where the checkpoint lives.
+        stage: Its name.
+        network: Saved and restored.
+        optimiser: Saved and restored.
+    """
+
+    def __init__(
+        self, run: RunDirectory, stage: str, network: nn.Module, optimiser: torch.optim.Optimizer
+    ) -> None:
+        self._run, self._stage = run, stage
+        self._network, self._optimiser = network, optimiser
+        self._path = run.checkpoint(stage)
+        self._saved_at, self._cost = -float("inf"), 0.0
+        self.tensors: dict[str, Tensor] = {}
+        self.notes: dict[str, Any] = {}
+
+    def resume(self) -> int:
+        """Put the last saved state back and give the number of finished epochs (0 for a new start)."""
+        if not self._path.is_file():
+            self._run.forget_after(self._stage, 0)
+            return 0
+        tensors, state = load_checkpoint(self._path)
+        load_module(self._network, under("network", tensors), self._path)
+        load_optimiser(self._optimiser, under("optimiser", tensors))
+        self.tensors, self.notes = under("extra", tensors), state["notes"]
+        epoch: int = state["epoch"]
+        self._run.forget_after(self._stage, epoch)
+        self._run.engine.say(f"{self._stage}: going on after epoch {epoch}")
+        return epoch
+
+    def save(self, epoch: int, *, last: bool = False) -> None:
+        """Save after an epoch, unless the last save is so recent that saving would slow training down."""
+        if not self._run.engine.is_writer:
+            return
+        now = time.monotonic()
+        if not last and now - self._saved_at < self._cost / SAVE_SHARE:
+            return
+        tensors = (
+            prefixed("network", self._network.state_dict())
+            | prefixed("optimiser", optimiser_tensors(self._optimiser))
+            | prefixed("extra", self.tensors)
+        )
+        save_checkpoint(self._path, tensors, {"epoch": epoch, "notes": self.notes})
+        self._saved_at = time.monotonic()
+        self._cost = self._saved_at - now
+
+
+def read_run_config(path: str | Path) -> tuple[RunConfig, Path] | None:
+    """Settings and cohort of an existing run, or None."""
+    file = Path(path) / "config.yaml"
+    if not file.is_file():
+        return None
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(document, dict) or "cohort" not in document:
+        raise InputError(f"{file}: not the config of a run (no cohort in it)")
+    cohort = Path(document.pop("cohort"))
+    return validate_config(document, str(file)), cohort

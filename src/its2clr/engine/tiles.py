@@ -1,0 +1,37 @@
+"""Decoded tiles, gathered by index straight to the device."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from its2clr.cohort import Cohort, load_tiles
+
+
+class TileStore:
+    """All tiles of a cohort as uint8, on the GPU when they fit into half of its free memory, else in host memory.
+
+    Args:
+        images: (N, 3, S, S) uint8.
+        device: Where batches are wanted.
+    """
+
+    def __init__(self, images: Tensor, device: torch.device) -> None:
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            if images.nbytes < free / 2:
+                images = images.to(device)
+        self.images = images
+
+    @classmethod
+    def from_cohort(cls, cohort: Cohort, device: torch.device) -> "TileStore":
+        """Decode a cohort's tiles in parallel."""
+        images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = load_tiles(cohort)
+        return cls(torch.from_numpy(images), device)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def gather(self, rows: Tensor, device: torch.device) -> Tensor:
+        """Tiles (B, 3, S, S) uint8 at `rows`, on the device."""
+        batch = self.images.index_select(0, rows.to(self.images.device, non_blocking=True))
+        return batch.to(device, non_blocking=True)

@@ -1,0 +1,39 @@
+"""Numbers a lab can defend: bag and instance metrics, intervals over bags, health without truth."""
+
+from its2clr.evaluation.bag import bag_metrics
+from its2clr.evaluation.bootstrap import Interval, bag_auc_interval, bootstrap_interval, instance_auc_interval
+from its2clr.evaluation.dice import DiceFit, fit_dice, soft_dice
+from its2clr.evaluation.health import (
+    SeedAgreement,
+    churn,
+    false_positive_share,
+    health_report,
+    positive_share,
+    seed_agreement,
+    warnings_of,
+)
+from its2clr.evaluation.instance import instance_metrics
+from its2clr.evaluation.pseudo_labels import pseudo_label_quality
+from its2clr.evaluation.retrainings import Summary, summarise
+
+__all__ = [
+    "DiceFit",
+    "Interval",
+    "SeedAgreement",
+    "Summary",
+    "bag_auc_interval",
+    "bag_metrics",
+    "bootstrap_interval",
+    "churn",
+    "false_positive_share",
+    "fit_dice",
+    "health_report",
+    "instance_auc_interval",
+    "instance_metrics",
+    "positive_share",
+    "pseudo_label_quality",
+    "seed_agreement",
+    "soft_dice",
+    "summarise",
+    "warnings_of",
+]

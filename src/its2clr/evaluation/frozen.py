@@ -1,0 +1,226 @@
+"""Evaluation of a finished run: the one place that reads test labels, after every model is frozen."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from its2clr.cohort import Cohort
+from its2clr.engine.files import atomic_path, read_json, write_json
+from its2clr.evaluation.bag import bag_metrics
+from its2clr.evaluation.bootstrap import bag_auc_interval, instance_auc_interval
+from its2clr.evaluation.health import health_report, warnings_of
+from its2clr.evaluation.instance import instance_metrics
+from its2clr.evaluation.retrainings import summarise
+from its2clr.stages import ENCODERS, REFINED, START, Stages
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What S retrained aggregators say about the bags of one split.
+
+    Attributes:
+        bags: (S, B) bag probabilities.
+        instances: (S, N) instance probabilities.
+    """
+
+    bags: NDArray[np.float64]
+    instances: NDArray[np.float64]
+
+
+def evaluate(stages: Stages) -> dict[str, Any]:
+    """Measure the start and the refined encoder on the test bags, and write what was found into the run.
+
+    Leaves `results.json`, `predictions.parquet` (one row per test instance and encoder) and
+    `bag_predictions.csv`. Does nothing but read when it was done before.
+
+    Returns:
+        The content of `results.json`.
+    """
+    run = stages.run
+    if run.done("evaluate") is not None:
+        stages.engine.say("evaluate: already done")
+        results: dict[str, Any] = read_json(run.path / "results.json")
+        return results
+    cohort = Cohort.open(run.cohort)
+    unlabelled = {name: cohort.split(name).without_labels() for name in ("val", "test")}
+    scores = {
+        encoder: {name: predict(stages, encoder, part) for name, part in unlabelled.items()} for encoder in ENCODERS
+    }
+    health = _health(stages, predict(stages, REFINED, cohort.split("train").without_labels()))
+    # Every model is frozen and every score written down: from here on test labels may be read.
+    validation, test = cohort.split("val"), cohort.split("test")
+    config = run.config
+    results = {
+        encoder: {
+            "test": measure(test, parts["test"], validation, parts["val"], config.evaluation.bootstrap, config.seed)
+        }
+        for encoder, parts in scores.items()
+    }
+    results |= {
+        "cohort": {"path": str(run.cohort), **describe(cohort)},
+        "aggregator": config.aggregator.name,
+        "refine": _best_round(run.path),
+        "rounds": _rounds(stages, cohort.split("train")),
+        "health": health,
+    }
+    if stages.engine.is_writer:
+        write_json(run.path / "results.json", results)
+        _write_predictions(run.path, test, {encoder: parts["test"] for encoder, parts in scores.items()})
+    run.mark_done("evaluate")
+    return results
+
+
+def predict(stages: Stages, encoder: str, cohort: Cohort) -> Scores:
+    """Scores of an encoder's retrained aggregators for the bags of a cohort."""
+    aggregators = stages.aggregate(encoder)
+    predictions = aggregators.predict(stages.features(encoder, cohort))
+    return Scores(predictions.bag_probability, expit(predictions.instance_logit.astype(np.float64)))
+
+
+def measure(
+    cohort: Cohort, scores: Scores, validation: Cohort, validation_scores: Scores, resamples: int, seed: int
+) -> dict[str, Any]:
+    """Bag metrics and, where there is instance ground truth, instance metrics; mean and spread over retrainings."""
+    labels = cohort.bags["label"].to_numpy(dtype=np.int64)
+    validation_labels = validation.bags["label"].to_numpy(dtype=np.int64)
+    bag = summarise(
+        [
+            bag_metrics(labels, one, validation_labels, other)
+            for one, other in zip(scores.bags, validation_scores.bags, strict=True)
+        ]
+    )
+    found: dict[str, Any] = {
+        "bag_auc": bag["auc"]["mean"],
+        "bag_auc_std": bag["auc"]["std"],
+        "bag_auc_interval": list(bag_auc_interval(labels, scores.bags, resamples=resamples, seed=seed)),
+        "bag": bag,
+    }
+    if cohort.has_instance_labels and _both_classes(cohort.instance_labels()):
+        truth = cohort.instance_labels()
+        known = validation.instance_labels()
+        references: list[tuple[Any, ...]] = [()] * len(scores.instances)
+        if _both_classes(known):
+            references = [(known, other) for other in validation_scores.instances]
+        instance = summarise(
+            [
+                instance_metrics(truth, one, *reference)
+                for one, reference in zip(scores.instances, references, strict=True)
+            ]
+        )
+        interval = instance_auc_interval(truth, scores.instances, cohort.offsets(), resamples=resamples, seed=seed)
+        found |= {
+            "instance_auc": instance["auc"]["mean"],
+            "instance_auc_std": instance["auc"]["std"],
+            "instance_auc_interval": list(interval),
+            "instance": instance,
+        }
+    return found
+
+
+def describe(cohort: Cohort) -> dict[str, Any]:
+    """Bags, positive bags and instances of every split; the witness rate where it is known."""
+    splits = {
+        str(name): {
+            "bags": len(part),
+            "positive_bags": int(part["label"].sum()),
+            "instances": int(part["n_instances"].sum()),
+        }
+        for name, part in cohort.bags.groupby("split")
+    }
+    described: dict[str, Any] = {"splits": splits}
+    if cohort.has_instance_labels:
+        truth = cohort.instance_labels()
+        in_positive = cohort.bags["label"].to_numpy()[cohort.bag_index()] == 1
+        described["witness_rate"] = float((truth[in_positive] == 1).mean())
+    return described
+
+
+def _both_classes(labels: NDArray[np.int8]) -> bool:
+    return bool((labels == 0).any() and (labels == 1).any())
+
+
+def _round_tables(run: Path) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+    folders = sorted(path.parent for path in (run / "rounds").glob("*/metrics.json"))
+    return [(read_json(f / "metrics.json"), pd.read_parquet(f / "pseudo_labels.parquet")) for f in folders]
+
+
+def _best_round(run: Path) -> dict[str, Any]:
+    metrics = [found for found, _ in _round_tables(run)]
+    best = max(metrics, key=lambda found: (found["validation_auc"], found["epoch"]))
+    return {"best_epoch": best["epoch"], "best_validation_auc": best["validation_auc"]}
+
+
+def _rounds(stages: Stages, train: Cohort) -> list[dict[str, Any]]:
+    """What each round found; with ground truth also how good its instance probabilities were (training bags)."""
+    truth = train.instance_labels() if train.has_instance_labels else None
+    rounds = []
+    for metrics, table in _round_tables(stages.run.path):
+        entry = dict(metrics)
+        if truth is not None and _both_classes(truth):
+            quality = instance_metrics(truth, table["probability"].to_numpy())
+            entry |= {"instance_auc": quality["auc"], "instance_max_f1": quality["max_f1"]}
+        rounds.append(entry)
+    return rounds
+
+
+def _health(stages: Stages, final: Scores) -> dict[str, Any]:
+    """What bag labels alone can tell about the pseudo labels, per round and for the final models."""
+    labels, offsets = stages.train.labels, stages.train.offsets
+    threshold = stages.config.refine.threshold
+    probabilities = [
+        table.filter(regex=r"^probability_\d+$").to_numpy().T for _, table in _round_tables(stages.run.path)
+    ]
+    report = health_report(probabilities, labels, offsets, threshold)
+    last = health_report([final.instances], labels, offsets, threshold)
+    return {**report, "final": last["rounds"][0], "warnings": warnings_of(last)}
+
+
+def _write_predictions(run: Path, test: Cohort, scores: dict[str, Scores]) -> None:
+    bag = test.bag_index()
+    coords = test.coords()
+    truth = test.instance_labels() if test.has_instance_labels else np.full(len(bag), -1, dtype=np.int8)
+    tables, bag_tables = [], []
+    for encoder, found in scores.items():
+        bag_probability = found.bags.mean(axis=0)
+        tables.append(
+            pd.DataFrame(
+                {
+                    "encoder": encoder,
+                    "bag_id": test.bags["bag_id"].to_numpy()[bag],
+                    "instance": np.arange(len(bag)) - test.offsets()[bag],
+                    "x": coords[:, 0],
+                    "y": coords[:, 1],
+                    "probability": found.instances.mean(axis=0),
+                    "label": truth,
+                    "bag_probability": bag_probability[bag],
+                }
+            )
+        )
+        bag_tables.append(
+            test.bags[["bag_id", "label", "group"]].assign(encoder=encoder, probability=bag_probability)
+        )
+    with atomic_path(run / "predictions.parquet") as temporary:
+        pd.concat(tables).to_parquet(temporary, index=False)
+    with atomic_path(run / "bag_predictions.csv") as temporary:
+        pd.concat(bag_tables).to_csv(temporary, index=False)
+
+
+def results_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Rows of the closing table: model, test bag AUC, test instance AUC; each mean (deviation) [interval]."""
+    names = {START: f"SimCLR + {results['aggregator']}", REFINED: f"ItS2CLR + {results['aggregator']}"}
+    return [
+        (names[encoder], _cell(results[encoder]["test"], "bag_auc"), _cell(results[encoder]["test"], "instance_auc"))
+        for encoder in ENCODERS
+    ]
+
+
+def _cell(found: dict[str, Any], metric: str) -> str:
+    if metric not in found:
+        return "-"
+    low, high = found[f"{metric}_interval"]
+    return f"{found[metric]:.3f} ({found[f'{metric}_std']:.3f}) [{low:.3f}, {high:.3f}]"

@@ -1,0 +1,236 @@
+"""How a run is doing where no instance ground truth exists: what bag labels alone can prove or suspect.
+
+Instances of negative bags are negative, so a positive among them is an error for certain. The rest is
+suspicion: pseudo labels that keep flipping, seeds of the aggregator that disagree, positive bags without a
+pseudo-positive. An instance is pseudo-positive when its probability > threshold (Algorithm 1).
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import spearmanr
+from sklearn.metrics import cohen_kappa_score
+
+from its2clr.errors import InputError
+from its2clr.evaluation.checks import bag_offsets, label_vector, rows, vector
+
+FALSE_POSITIVE_LIMIT = 0.05
+"""Warn above this share: with few positives in a bag, 5% false ones already rival the true ones."""
+POSITIVE_LIMIT = 0.9
+"""Warn above this share: whole bags called positive suggest a bag-level shortcut such as stain or scanner."""
+CHURN_LIMIT = 0.2
+"""Warn above this share of flipped pseudo labels in the last round: the iteration has not settled."""
+EMPTY_BAG_LIMIT = 0.1
+"""Warn above this share of positive bags in which no instance passes the threshold."""
+SPEARMAN_LIMIT = 0.5
+"""Warn below this rank correlation between seeds."""
+KAPPA_LIMIT = 0.4
+"""Warn below this agreement of pseudo labels between seeds ("fair" or worse, Landis and Koch 1977)."""
+
+
+class RoundHealth(TypedDict):
+    """One round; None where a number is not defined."""
+
+    round: int
+    false_positive_share: float | None
+    positive_share: float | None
+    churn: float | None
+    seed_spearman: float | None
+    seed_kappa: float | None
+    empty_positive_bags: int
+
+
+class HealthReport(TypedDict):
+    """Every round, and what they have in common."""
+
+    threshold: float
+    positive_bags: int
+    negative_bags: int
+    rounds: list[RoundHealth]
+
+
+class SeedAgreement(NamedTuple):
+    """Mean pairwise agreement between seeds; nan where no pair is defined."""
+
+    spearman: float
+    kappa: float
+
+
+def false_positive_share(
+    probabilities: ArrayLike, bag_labels_per_instance: ArrayLike, threshold: float
+) -> float:
+    """Gives the share of instances from negative bags that are scored positive; nan without negative bags."""
+    return _share_above(probabilities, bag_labels_per_instance, threshold, bag_label=0)
+
+
+def positive_share(probabilities: ArrayLike, bag_labels_per_instance: ArrayLike, threshold: float) -> float:
+    """Gives the share of instances from positive bags that are pseudo-positive; nan without positive bags."""
+    return _share_above(probabilities, bag_labels_per_instance, threshold, bag_label=1)
+
+
+def churn(
+    previous: ArrayLike | None, current: ArrayLike, bag_labels_per_instance: ArrayLike | None = None
+) -> float:
+    """Gives the share of instances from positive bags whose pseudo label changed between two rounds.
+
+    Args:
+        previous: (N,) pseudo labels (0 or 1) of the round before, or None in the first: nan.
+        current: (N,) pseudo labels of this round.
+        bag_labels_per_instance: (N,) to pick the positive bags; None if only theirs were given.
+    """
+    now = label_vector(current, "current pseudo labels")
+    if previous is None:
+        return float("nan")
+    changed = label_vector(previous, "previous pseudo labels", now.size) != now
+    if bag_labels_per_instance is not None:
+        changed = changed[label_vector(bag_labels_per_instance, "bag labels per instance", now.size) == 1]
+    return float(changed.mean()) if changed.size else float("nan")
+
+
+def seed_agreement(
+    probabilities: ArrayLike, threshold: float, bag_labels_per_instance: ArrayLike | None = None
+) -> SeedAgreement:
+    """Gives how far aggregators trained from different seeds agree on the instances of positive bags.
+
+    Args:
+        probabilities: (S, N), one row per seed.
+        threshold: Probability above which an instance is pseudo-positive.
+        bag_labels_per_instance: (N,) to pick the positive bags; None if only theirs were given.
+
+    Returns:
+        Mean over pairs of seeds of Spearman's rank correlation, and of Cohen's kappa of the pseudo labels. A
+        pair that leaves one undefined (a constant row; both seeds call all instances the same) is left out of
+        it.
+    """
+    seeds = rows(probabilities, "probabilities", np.shape(probabilities)[-1] if np.ndim(probabilities) else 0)
+    if bag_labels_per_instance is not None:
+        labels = label_vector(bag_labels_per_instance, "bag labels per instance", seeds.shape[1])
+        seeds = seeds[:, labels == 1]
+    if seeds.shape[1] == 0:
+        return SeedAgreement(float("nan"), float("nan"))
+    correlations, kappas = [], []
+    for first, second in combinations(seeds, 2):
+        if np.ptp(first) > 0 and np.ptp(second) > 0:
+            correlations.append(float(spearmanr(first, second).statistic))
+        called, called_too = first > threshold, second > threshold
+        if np.unique([called, called_too]).size > 1:
+            kappas.append(float(cohen_kappa_score(called, called_too)))
+    return SeedAgreement(_mean(correlations), _mean(kappas))
+
+
+def health_report(
+    rounds: Sequence[ArrayLike], bag_labels: ArrayLike, offsets: ArrayLike, threshold: float
+) -> HealthReport:
+    """Gives the health of each round.
+
+    Args:
+        rounds: Probabilities of each round, (N,) or (S, N) for S seeds; pseudo labels are taken from the mean
+            over seeds.
+        bag_labels: (B,) bag labels, 0 or 1.
+        offsets: (B + 1,): bag b holds instances offsets[b] to offsets[b + 1].
+        threshold: Probability above which an instance is pseudo-positive.
+
+    Returns:
+        `threshold`, `positive_bags`, `negative_bags`, and `rounds`: per round `round`,
+        `false_positive_share`, `positive_share`, `churn`, `seed_spearman`, `seed_kappa` and
+        `empty_positive_bags` (positive bags in which no instance passes the threshold). What is undefined is
+        None, so that the report is valid JSON.
+    """
+    if not len(rounds):
+        raise InputError("health: expected the probabilities of at least one round, got none")
+    labels = label_vector(bag_labels, "bag labels")
+    starts = bag_offsets(offsets, int(np.shape(rounds[0])[-1]) if np.ndim(rounds[0]) else 0)
+    if starts.size != labels.size + 1:
+        raise InputError(f"offsets: expected {labels.size + 1} for {labels.size} bags, got {starts.size}")
+    per_instance = np.repeat(labels, np.diff(starts))
+    bags = np.repeat(np.arange(labels.size), np.diff(starts))
+
+    histories: list[RoundHealth] = []
+    previous: NDArray[np.bool_] | None = None
+    for number, probabilities in enumerate(rounds):
+        seeds = rows(probabilities, f"probabilities of round {number}", per_instance.size)
+        mean = seeds.mean(axis=0)
+        current = mean > threshold
+        agreement = seed_agreement(seeds, threshold, per_instance)
+        found = np.bincount(bags, weights=current, minlength=labels.size) > 0
+        histories.append(
+            {
+                "round": number,
+                "false_positive_share": _or_none(false_positive_share(mean, per_instance, threshold)),
+                "positive_share": _or_none(positive_share(mean, per_instance, threshold)),
+                "churn": _or_none(churn(previous, current, per_instance)),
+                "seed_spearman": _or_none(agreement.spearman),
+                "seed_kappa": _or_none(agreement.kappa),
+                "empty_positive_bags": int(np.count_nonzero((labels == 1) & ~found)),
+            }
+        )
+        previous = current
+    return {
+        "threshold": float(threshold),
+        "positive_bags": int((labels == 1).sum()),
+        "negative_bags": int((labels == 0).sum()),
+        "rounds": histories,
+    }
+
+
+def warnings_of(report: HealthReport) -> list[str]:
+    """Gives what is wrong in the last round of a `health_report`, a plain sentence each; none if all is well.
+
+    The limits are the constants of this module.
+    """
+    positive_bags, last = report["positive_bags"], report["rounds"][-1]
+    false_positives, positives, flipped = last["false_positive_share"], last["positive_share"], last["churn"]
+    spearman, kappa, empty = last["seed_spearman"], last["seed_kappa"], last["empty_positive_bags"]
+
+    warnings = []
+    if false_positives is not None and false_positives > FALSE_POSITIVE_LIMIT:
+        warnings.append(
+            f"{false_positives:.0%} of instances from negative bags are scored positive: "
+            "raise refine.threshold or train the aggregator longer"
+        )
+    if false_positives is not None and positives is not None and positives <= false_positives > 0:
+        warnings.append(
+            f"instances are scored positive no more often in positive bags ({positives:.0%}) than in "
+            f"negative bags ({false_positives:.0%}): the pseudo labels carry no information yet"
+        )
+    elif positives is not None and positives > POSITIVE_LIMIT:
+        warnings.append(
+            f"{positives:.0%} of instances from positive bags are pseudo-positive: the model may read "
+            "the bag (stain, scanner) rather than the instance"
+        )
+    if flipped is not None and flipped > CHURN_LIMIT:
+        warnings.append(f"pseudo labels flipped by {flipped:.0%} in the last round: they have not settled")
+    if positive_bags and empty / positive_bags > EMPTY_BAG_LIMIT:
+        warnings.append(
+            f"no pseudo-positive in {empty} of {positive_bags} positive bags: lower refine.threshold or "
+            "train the aggregator longer"
+        )
+    if (spearman is not None and spearman < SPEARMAN_LIMIT) or (kappa is not None and kappa < KAPPA_LIMIT):
+        numbers = ", ".join(
+            f"{name} {value:.2f}"
+            for name, value in (("rank correlation", spearman), ("kappa", kappa))
+            if value is not None
+        )
+        warnings.append(
+            f"seeds disagree ({numbers}) on which instances are positive: train the aggregator longer"
+        )
+    return warnings
+
+
+def _share_above(
+    probabilities: ArrayLike, bag_labels_per_instance: ArrayLike, threshold: float, bag_label: int
+) -> float:
+    labels = label_vector(bag_labels_per_instance, "bag labels per instance")
+    chosen = vector(probabilities, "probabilities", labels.size)[labels == bag_label]
+    return float((chosen > threshold).mean()) if chosen.size else float("nan")
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else value

@@ -1,0 +1,1 @@
+"""Recipes: settings as YAML, named by file."""

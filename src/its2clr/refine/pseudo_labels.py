@@ -1,0 +1,127 @@
+"""Pseudo labels and the three pools of section 3.2."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Instances to sample from, as ascending indices into the flat order of all instances.
+
+    Attributes:
+        negative_bag: X-neg, every instance of a negative bag; truly negative.
+        pseudo_positive: X+pos(r), most confident share of the pseudo-positives of positive bags.
+        pseudo_negative: X-pos(r), most confident share of the pseudo-negatives of positive bags.
+    """
+
+    negative_bag: Indices
+    pseudo_positive: Indices
+    pseudo_negative: Indices
+
+
+def partition(
+    probabilities: ArrayLike | Sequence[ArrayLike],
+    bag_labels: ArrayLike,
+    threshold: float,
+    ratio: float,
+    bag_ids: ArrayLike | None = None,
+) -> Pools:
+    """Split instances into the pools and keep the most confident share of each pseudo-labelled one.
+
+    Args:
+        probabilities: (N,) instance probabilities in flat order; or one array per bag, which are joined in order.
+        bag_labels: With flat probabilities (N,), the label of each instance's bag; else one label per bag.
+        threshold: eta; a probability above it makes a pseudo-positive.
+        ratio: r in (0, 1]; share of each pool kept, rounded up.
+        bag_ids: (N,) bag of each flat instance. A positive bag in which no instance passes the threshold still
+            holds a positive: its top instance. Without ids all flat instances of positive bags count as one bag.
+
+    Raises:
+        ValueError: Shapes do not fit together, or ratio or threshold is out of range.
+    """
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio must be in (0, 1], got {ratio}")
+    scores, in_positive_bag, bags = _flat(probabilities, bag_labels, bag_ids)
+    positive = pseudo_labels(scores, in_positive_bag, bags, threshold)
+    pseudo_positive = np.flatnonzero(positive)
+    pseudo_negative = np.flatnonzero(in_positive_bag & ~positive)
+    return Pools(
+        negative_bag=np.flatnonzero(~in_positive_bag),
+        pseudo_positive=_most_confident(pseudo_positive, -scores, ratio),
+        pseudo_negative=_most_confident(pseudo_negative, scores, ratio),
+    )
+
+
+def pseudo_labels(
+    probabilities: NDArray[np.floating[Any]],
+    in_positive_bag: NDArray[np.bool_],
+    bags: NDArray[np.int64],
+    threshold: float,
+) -> NDArray[np.bool_]:
+    """Line 13 of Algorithm 1: positive where a positive bag's instance passes the threshold, or is its bag's top."""
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold must be in [0, 1], got {threshold}")
+    positive = in_positive_bag & (probabilities > threshold)
+    without = in_positive_bag & ~np.isin(bags, bags[positive])
+    rows = np.flatnonzero(without)
+    # Sorted by bag, then by falling probability: the first row of a bag is its top instance.
+    rows = rows[np.lexsort((rows, -probabilities[rows], bags[rows]))]
+    _, first = np.unique(bags[rows], return_index=True)
+    positive[rows[first]] = True
+    return positive
+
+
+def _flat(
+    probabilities: ArrayLike | Sequence[ArrayLike], bag_labels: ArrayLike, bag_ids: ArrayLike | None
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+    labels = np.asarray(bag_labels)
+    if np.isin(labels, (0, 1)).sum() != labels.size:
+        raise ValueError("bag_labels must be 0 or 1")
+    per_bag = _per_bag(probabilities)
+    if per_bag is None:
+        scores = np.asarray(probabilities, dtype=np.float64)
+        in_positive_bag = labels.astype(bool)
+        bags = (
+            np.zeros(len(scores), dtype=np.int64)
+            if bag_ids is None
+            else np.unique(np.asarray(bag_ids), return_inverse=True)[1].astype(np.int64)
+        )
+    else:
+        if bag_ids is not None:
+            raise ValueError("bag_ids go with flat probabilities; with one array per bag the bags are known")
+        if len(per_bag) != len(labels):
+            raise ValueError(f"{len(per_bag)} bags of probabilities but {len(labels)} bag labels")
+        sizes = [len(bag) for bag in per_bag]
+        scores = np.concatenate([*per_bag, np.empty(0)])
+        in_positive_bag = np.repeat(labels.astype(bool), sizes)
+        bags = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+    if not scores.shape == in_positive_bag.shape == bags.shape:
+        raise ValueError(
+            f"expected one bag label per instance, got {scores.shape} probabilities, {in_positive_bag.shape} labels"
+            f" and {bags.shape} bag ids"
+        )
+    if np.isnan(scores).any():
+        raise ValueError("probabilities contain NaN")
+    return scores, in_positive_bag, bags
+
+
+def _per_bag(probabilities: ArrayLike | Sequence[ArrayLike]) -> list[NDArray[np.float64]] | None:
+    if isinstance(probabilities, np.ndarray) and probabilities.dtype != object:
+        return list(probabilities.astype(np.float64)) if probabilities.ndim == 2 else None
+    rows = list(probabilities)  # type: ignore[arg-type]
+    if not rows or np.ndim(rows[0]) == 0:
+        return None
+    return [np.asarray(row, dtype=np.float64) for row in rows]
+
+
+def _most_confident(rows: Indices, key: NDArray[np.float64], ratio: float) -> Indices:
+    keep = math.ceil(ratio * len(rows) - 1e-9)
+    order = np.lexsort((rows, key[rows]))
+    return np.sort(rows[order[:keep]]).astype(np.int64)

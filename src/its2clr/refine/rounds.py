@@ -1,0 +1,122 @@
+"""One round of Algorithm 1: features, aggregator, validation AUC, instance probabilities (lines 3 to 9)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from its2clr.aggregators.config import AggregatorTraining
+from its2clr.aggregators.data import BagFeatures
+from its2clr.aggregators.training import TrainedAggregators, train_aggregators
+from its2clr.cohort import Cohort
+from its2clr.encoders.encoder import Encoder
+from its2clr.encoders.extraction import extract_features
+from its2clr.engine.devices import Engine
+from its2clr.engine.files import atomic_path, write_json
+from its2clr.engine.seeds import derive_seed
+from its2clr.engine.tiles import TileStore
+from its2clr.refine.pseudo_labels import pseudo_labels
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Tiles and bag labels of one split, as training may see them: no instance labels, no test bags.
+
+    Attributes:
+        tiles: Decoded tiles, bag after bag.
+        offsets: (bags + 1,) where each bag starts.
+        labels: (bags,) bag labels.
+        bag_ids: (bags,) names.
+    """
+
+    tiles: TileStore
+    offsets: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    bag_ids: NDArray[np.str_]
+
+    @classmethod
+    def from_cohort(cls, cohort: Cohort, engine: Engine) -> "Bags":
+        """Decode one split of a cohort."""
+        return cls(
+            TileStore.from_cohort(cohort, engine.device),
+            cohort.offsets(),
+            cohort.bags["label"].to_numpy(dtype=np.int64),
+            cohort.bags["bag_id"].to_numpy(dtype=str),
+        )
+
+    @property
+    def bag_of_instance(self) -> NDArray[np.int64]:
+        """(N,) position of each instance's bag."""
+        return np.repeat(np.arange(len(self.labels), dtype=np.int64), np.diff(self.offsets))
+
+    def features(self, encoder: Encoder, engine: Engine) -> BagFeatures:
+        """Lines 3 to 6: represent every instance and group the representations into bags."""
+        flat = extract_features(encoder, self.tiles, engine, engine.extract_batch_size)
+        return BagFeatures(flat, torch.from_numpy(self.offsets), torch.from_numpy(self.labels))
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round found.
+
+    Attributes:
+        validation_auc: Bag-level AUC on the validation bags, mean over the round's aggregators.
+        probabilities: (aggregators, N) instance probabilities of the training instances.
+        aggregators: The trained aggregators; only in the first process.
+    """
+
+    validation_auc: float
+    probabilities: NDArray[np.float32]
+    aggregators: TrainedAggregators | None
+
+
+def run_round(
+    encoder: Encoder, train: Bags, validation: Bags, config: AggregatorTraining, seeds: Sequence[int], engine: Engine
+) -> Round:
+    """Lines 3 to 9: extract, train the aggregator, measure it on the validation bags.
+
+    The aggregators are trained by the first process, the others receive what it found.
+    """
+    train_features = train.features(encoder, engine)
+    validation_features = validation.features(encoder, engine)
+    found: tuple[float, NDArray[np.float32]] | None = None
+    trained = None
+    if engine.is_writer:
+        trained = train_aggregators(config, train_features, validation_features, seeds)
+        probabilities = trained.predict(train_features).instance_probability.astype(np.float32)
+        found = float(np.mean(trained.validation_auc)), probabilities
+    found = engine.broadcast(found)
+    assert found is not None
+    return Round(found[0], found[1], trained)
+
+
+def aggregator_seeds(seed: int, count: int) -> list[int]:
+    """Seeds of the aggregators; the same in every round, so that rounds differ by their features alone."""
+    return [derive_seed(seed, "aggregator", number) % 2**31 for number in range(count)]
+
+
+def save_round(folder: Path, round_: Round, train: Bags, threshold: float, notes: dict[str, Any]) -> None:
+    """Write a round's pseudo labels, aggregators and numbers."""
+    bag = train.bag_of_instance
+    mean = round_.probabilities.mean(axis=0)
+    in_positive_bag = train.labels[bag].astype(bool)
+    table = pd.DataFrame(
+        {
+            "bag_id": train.bag_ids[bag],
+            "instance": np.arange(len(bag)) - train.offsets[bag],
+            "probability": mean,
+            "pseudo_label": pseudo_labels(mean, in_positive_bag, bag, threshold).astype(np.int8),
+        }
+    )
+    for number, values in enumerate(round_.probabilities):
+        table[f"probability_{number}"] = values
+    with atomic_path(folder / "pseudo_labels.parquet") as temporary:
+        table.to_parquet(temporary, index=False)
+    assert round_.aggregators is not None
+    round_.aggregators.save(folder / "aggregator.safetensors")
+    write_json(folder / "metrics.json", {"validation_auc": round_.validation_auc, **notes})

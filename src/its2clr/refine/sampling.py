@@ -1,0 +1,67 @@
+"""What a batch of the refinement is: rows from the pools, their pseudo labels, and which are anchors."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from its2clr.errors import TrainingError
+from its2clr.refine.pseudo_labels import Indices, Pools
+from its2clr.training import Batches
+
+
+def sample_batches(
+    pools: Pools,
+    steps: int,
+    batch_size: int,
+    positive_fraction: float,
+    generator: np.random.Generator,
+    warmup_anchors: Literal["negative", "positive"] | None = None,
+) -> Batches:
+    """Draw the batches of one epoch.
+
+    A share `positive_fraction` of every batch comes from the pseudo-positives, the rest from the negatives. Within
+    the batch, the rows of an anchor's pseudo label are its same-set S_x, the others its different-set D_x.
+
+    In the warm-up the negatives are negative-bag instances only and `warmup_anchors` says which side is anchors
+    ("negative" in the paper). After it (None) the negatives are the negative-bag instances together with the
+    selected pseudo-negatives, and every row is an anchor, so `positive_fraction` of the anchors are positive.
+
+    Args:
+        pools: The pools of this epoch.
+        steps: Batches to draw.
+        batch_size: Rows per batch.
+        positive_fraction: p_+.
+        generator: Source of randomness.
+        warmup_anchors: Side that is anchors during the warm-up; None after it.
+
+    Raises:
+        TrainingError: A pool that is needed is empty.
+    """
+    negatives = pools.negative_bag
+    if warmup_anchors is None:
+        negatives = np.concatenate([pools.negative_bag, pools.pseudo_negative])
+    if len(negatives) == 0 or len(pools.pseudo_positive) == 0:
+        raise TrainingError(
+            f"refinement needs instances of both kinds, got {len(pools.pseudo_positive)} pseudo-positive and "
+            f"{len(negatives)} negative: the training split needs positive and negative bags"
+        )
+    positive_rows = min(max(round(positive_fraction * batch_size), 1), batch_size - 1)
+    positives = cycle(pools.pseudo_positive, steps * positive_rows, generator).reshape(steps, -1)
+    rest = cycle(negatives, steps * (batch_size - positive_rows), generator).reshape(steps, -1)
+    labels = np.zeros((steps, batch_size), dtype=np.int64)
+    labels[:, :positive_rows] = 1
+    anchors = np.ones((steps, batch_size), dtype=bool)
+    if warmup_anchors is not None:
+        anchors = labels == (1 if warmup_anchors == "positive" else 0)
+    # One shuffle of the columns spreads the positives over the shares of several processes.
+    columns = generator.permutation(batch_size)
+    indices = np.concatenate([positives, rest], axis=1)
+    return Batches(*(torch.from_numpy(part[:, columns].copy()) for part in (indices, labels, anchors)))
+
+
+def cycle(pool: Indices, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """`count` draws that use every member equally often: random orders of the pool, one after the other."""
+    rounds = -(-count // len(pool))
+    return np.concatenate([generator.permutation(pool) for _ in range(rounds)])[:count]

@@ -1,0 +1,197 @@
+"""The stages of a run, each once: pretrain, aggregate, refine, and all that lies between cohort and evaluation.
+
+A stage reads what the one before wrote into the run directory. Nothing here can reach a test label: training sees
+`Cohort.without_test()`, and everything else sees `Cohort.without_labels()`.
+"""
+
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from its2clr.aggregators.data import BagFeatures
+from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
+from its2clr.aggregators.training import train_aggregators
+from its2clr.cohort import Cohort
+from its2clr.cohort.features import FeatureFile, feature_path, read_feature_file, write_feature_file
+from its2clr.encoders.encoder import EmbeddingNetwork
+from its2clr.encoders.extraction import extract_features
+from its2clr.encoders.weights import create_network, fingerprint, load_network, save_network
+from its2clr.engine.devices import Engine
+from its2clr.engine.rundir import RunDirectory
+from its2clr.engine.seeds import derive_seed
+from its2clr.engine.tiles import TileStore
+from its2clr.errors import InputError
+from its2clr.pretrain import pretrain
+from its2clr.refine.algorithm import refine
+from its2clr.refine.rounds import Bags, aggregator_seeds
+
+START = "simclr"
+REFINED = "its2clr"
+ENCODERS = (START, REFINED)
+
+
+class Stages:
+    """The stages of one run on one cohort.
+
+    Args:
+        run: The run directory; a finished stage is not done again.
+        engine: Device and processes.
+    """
+
+    def __init__(self, run: RunDirectory, engine: Engine) -> None:
+        self.run, self.engine, self.config = run, engine, run.config
+        self.cohort = Cohort.open(run.cohort).without_test()
+
+    @cached_property
+    def train(self) -> Bags:
+        """Training bags, decoded once."""
+        return Bags.from_cohort(self.cohort.split("train"), self.engine)
+
+    @cached_property
+    def validation(self) -> Bags:
+        """Validation bags, decoded once."""
+        return Bags.from_cohort(self.cohort.split("val"), self.engine)
+
+    def pretrain(self) -> None:
+        """Self-supervised start of the encoder, on the training tiles."""
+        if self._skip("pretrain"):
+            return
+        network = self._fresh_network()
+        if self.config.pretrain.epochs > 0:
+            self.engine.say(f"pretrain: {self.config.pretrain.method} on {len(self.train.tiles)} training tiles")
+            tiles = self.train.tiles
+            pretrain(network, tiles, self.config.pretrain, self.engine, self.run, self.config.seed)
+        self._save(START, network)
+        self.run.mark_done("pretrain", epochs=self.config.pretrain.epochs)
+
+    def refine(self) -> None:
+        """Algorithm 1, from the pretrained encoder."""
+        if self._skip("refine"):
+            return
+        self.pretrain()
+        self.engine.say(f"refine: Algorithm 1 for {self.config.refine.epochs} epochs")
+        refine(
+            load_network(self.run.checkpoint(f"encoder-{START}")),
+            self.train,
+            self.validation,
+            self.config.refine,
+            self.config.aggregator,
+            self.engine,
+            self.run,
+            self.config.seed,
+        )
+        self.run.mark_done("refine", epochs=self.config.refine.epochs)
+
+    def aggregate(self, encoder: str) -> TrainedAggregators:
+        """Retrain the aggregator on an encoder's frozen features, once per seed; validation picks each one's epoch."""
+        path = self.run.path / "aggregators" / f"{encoder}.safetensors"
+        stage = f"aggregate {encoder}"
+        if not self._skip(stage):
+            self._require(encoder)
+            train = self.features(encoder, self.cohort.split("train"), self.train.labels)
+            validation = self.features(encoder, self.cohort.split("val"), self.validation.labels)
+            if self.engine.is_writer:
+                seeds = aggregator_seeds(self.config.seed, self.config.evaluation.retrainings)
+                with self.engine.progress(stage, self.config.aggregator.epochs, "epochs") as progress:
+
+                    def advance(record: EpochRecord) -> None:
+                        progress.note(f"validation AUC {np.mean(record['validation_auc']):.3f}")
+                        progress.advance()
+
+                    trained = train_aggregators(self.config.aggregator, train, validation, seeds, advance)
+                trained.save(path)
+                mean, std = trained.validation_auc.mean(), trained.validation_auc.std()
+                self.engine.say(
+                    f"{stage}: {self.config.aggregator.name}, {len(seeds)} seeds, validation bag AUC "
+                    f"{mean:.3f} ({std:.3f})"
+                )
+            self.run.mark_done(stage, retrainings=self.config.evaluation.retrainings)
+        return TrainedAggregators.load(path)
+
+    def features(
+        self, encoder: str, cohort: Cohort, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
+    ) -> BagFeatures:
+        """An encoder's features of a cohort's bags: from the run's feature files, or extracted and written there.
+
+        Args:
+            encoder: "simclr" or "its2clr".
+            cohort: Bags to represent; its labels are not looked at.
+            labels: Bag labels to attach, where the caller may know them.
+        """
+        self._require(encoder)
+        weights = self.run.checkpoint(f"encoder-{encoder}")
+        maker = f"{self.config.encoder.name} {encoder} {fingerprint(weights)}"
+        folder = self.run.path / "features" / encoder
+        paths = [feature_path(folder, bag_id) for bag_id in cohort.bags["bag_id"]]
+        files = [read_feature_file(path) if path.is_file() else None for path in paths]
+        if any(file is None or file.encoder != maker for file in files):
+            network = load_network(weights).to(self.engine.device)
+            tiles = self._tiles(cohort)
+            flat = extract_features(network.encoder, tiles, self.engine, self.config.engine.extract_batch_size)
+            if self.engine.is_writer:
+                write_features(cohort, flat.cpu().numpy(), folder, maker)
+        else:
+            flat = torch.from_numpy(np.concatenate([file.features for file in files if file is not None]))
+        self.engine.barrier()
+        known = None if labels is None else torch.from_numpy(labels)
+        return BagFeatures(flat.to(self.engine.device), torch.from_numpy(cohort.offsets()), known)
+
+    def fit(self) -> None:
+        """Every stage of training, in order."""
+        self.pretrain()
+        self.aggregate(START)
+        self.refine()
+        self.aggregate(REFINED)
+
+    def _tiles(self, cohort: Cohort) -> TileStore:
+        """Tiles of a cohort; those of the training and validation bags are decoded once only."""
+        if cohort.path == self.cohort.path:
+            names = set(cohort.bags["split"])
+            if names == {"train"}:
+                return self.train.tiles
+            if names == {"val"}:
+                return self.validation.tiles
+        return TileStore.from_cohort(cohort.without_labels(), self.engine.device)
+
+    def _fresh_network(self) -> EmbeddingNetwork:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.config.seed, "network"))
+            return create_network(self.config)
+
+    def _save(self, encoder: str, network: EmbeddingNetwork) -> None:
+        if self.engine.is_writer:
+            save_network(self.run.checkpoint(f"encoder-{encoder}"), network, self.config, {"name": encoder})
+        self.engine.barrier()
+
+    def _require(self, encoder: str) -> None:
+        if encoder not in ENCODERS:
+            raise InputError(f"no encoder named {encoder!r}; there are {', '.join(ENCODERS)}")
+        stage = "pretrain" if encoder == START else "refine"
+        if self.run.done(stage) is None:
+            raise InputError(
+                f"{self.run.path}: the {encoder} encoder is not there yet; run `its2clr {stage}` on this run first"
+            )
+
+    def _skip(self, stage: str) -> bool:
+        if self.run.done(stage) is None:
+            return False
+        self.engine.say(f"{stage}: already done")
+        return True
+
+
+def write_features(
+    cohort: Cohort, features: np.ndarray[tuple[int, int], np.dtype[np.float32]], folder: object, maker: str
+) -> None:
+    """Write one feature file per bag of a cohort."""
+    offsets = cohort.offsets()
+    for number, tiles in enumerate(cohort.tile_files()):
+        rows = slice(offsets[number], offsets[number + 1])
+        write_feature_file(
+            feature_path(str(folder), tiles.bag_id),
+            FeatureFile(features[rows], tiles.coords, maker),
+            bag_id=tiles.bag_id,
+            tile_size=tiles.tile_size,
+            tile_size_level0=tiles.tile_size_level0,
+            mpp=tiles.mpp,
+        )
