@@ -53,7 +53,9 @@ class ViewsConfig(Section):
     grayscale_probability: Probability = Field(0.2, description="share of tiles turned gray")
     blur_probability: Probability = Field(0.5, description="share of tiles blurred")
     blur_kernel: Probability = Field(0.06, description="blur kernel as a share of the tile's side")
-    blur_sigma: tuple[Positive, Positive] = Field((0.1, 2.0), description="range of the blur's sigma in pixels")
+    blur_sigma: tuple[Positive, Positive] = Field(
+        (0.1, 2.0), description="range of the blur's sigma in pixels"
+    )
     horizontal_flip: Probability = Field(0.5, description="probability of a left-right flip")
     vertical_flip: Probability = Field(0.5, description="probability of an up-down flip")
     crop_scale: tuple[Share, Share] | None = Field(
@@ -83,7 +85,9 @@ class PretrainConfig(OptimiserConfig):
     """SimCLR (paper, appendix A.2)."""
 
     method: Literal["simclr"] = Field("simclr", description="self-supervised method")
-    epochs: Annotated[int, Field(ge=0)] = Field(600, description="passes over the training instances; 0 skips")
+    epochs: Annotated[int, Field(ge=0)] = Field(
+        600, description="passes over the training instances; 0 skips"
+    )
     batch_size: Annotated[int, Field(ge=2)] = Field(512, description="instances per step over all processes")
     temperature: Positive = Field(0.5, description="temperature of NT-Xent")
     views: ViewsConfig = Field(default_factory=lambda: ViewsConfig(crop_scale=(0.08, 1.0)))
@@ -96,7 +100,9 @@ class RefineConfig(OptimiserConfig):
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD momentum")
     epochs: Count = Field(50, description="T: refinement epochs")
     batch_size: Annotated[int, Field(ge=4)] = Field(512, description="instances per step over all processes")
-    steps_per_epoch: Count | None = Field(None, description="null: training instances / batch_size, rounded up")
+    steps_per_epoch: Count | None = Field(
+        None, description="null: training instances / batch_size, rounded up"
+    )
     temperature: Positive = Field(0.07, description="temperature of the supervised contrastive loss")
     threshold: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.3, description="eta: probability above which an instance is pseudo-positive"
@@ -110,7 +116,8 @@ class RefineConfig(OptimiserConfig):
         15, description="T_warm-up: epochs with anchors from one clean pool only"
     )
     warmup_anchors: Literal["negative", "positive"] = Field(
-        "negative", description="anchors in the warm-up: negative-bag instances, or pseudo-positives (ablation)"
+        "negative",
+        description="anchors in the warm-up: negative-bag instances, or pseudo-positives (ablation)",
     )
     refresh_every: Count = Field(5, description="epochs between pseudo-label updates")
     iterative: bool = Field(default=True, description="replace pseudo labels when validation AUC allows it")
@@ -132,7 +139,9 @@ class RefineConfig(OptimiserConfig):
 class EvaluationConfig(Section):
     """How the frozen models are measured."""
 
-    retrainings: Count = Field(5, description="aggregators trained anew per encoder; mean and deviation over them")
+    retrainings: Count = Field(
+        5, description="aggregators trained anew per encoder; mean and deviation over them"
+    )
     bootstrap: Count = Field(1000, description="resamples of the bags for 95% intervals")
 
 
@@ -161,7 +170,9 @@ class RunConfig(Section):
 
 def recipe_names() -> list[str]:
     """Names of the recipes in the package."""
-    return sorted(p.name[:-5] for p in resources.files("its2clr.recipes").iterdir() if p.name.endswith(".yaml"))
+    return sorted(
+        p.name[:-5] for p in resources.files("its2clr.recipes").iterdir() if p.name.endswith(".yaml")
+    )
 
 
 def read_recipe(recipe: str | Path) -> dict[str, Any]:
@@ -172,7 +183,9 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
         text = Path(recipe).read_text(encoding="utf-8")
     else:
         hint = _closest(str(recipe), recipe_names())
-        raise InputError(f"no recipe named {str(recipe)!r}{hint}; known: {', '.join(recipe_names())}, or a .yaml file")
+        raise InputError(
+            f"no recipe named {str(recipe)!r}{hint}; known: {', '.join(recipe_names())}, or a .yaml file"
+        )
     try:
         values = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -195,7 +208,7 @@ def resolve_config(
         InputError: A key is unknown (the closest known one is named) or a value is not allowed.
     """
     values = read_recipe(recipe) if recipe is not None else {}
-    for key, value in (overrides.items() if isinstance(overrides, Mapping) else map(_parse_override, overrides)):
+    for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides):
         _put(values, key.split("."), value)
     return validate_config(values, str(recipe or "defaults"))
 
@@ -217,7 +230,8 @@ def config_difference(old: RunConfig, new: RunConfig) -> list[str]:
     return [f"{k}: {left.get(k)!r} -> {right.get(k)!r}" for k in keys if left.get(k) != right.get(k)]
 
 
-def _parse_override(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, Any]:
+    """Split `key=value` as typed after `--set`; the value is read as YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set {text!r}: expected key=value, for example refine.epochs=20")

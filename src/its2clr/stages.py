@@ -59,7 +59,9 @@ class Stages:
             return
         network = self._fresh_network()
         if self.config.pretrain.epochs > 0:
-            self.engine.say(f"pretrain: {self.config.pretrain.method} on {len(self.train.tiles)} training tiles")
+            self.engine.say(
+                f"pretrain: {self.config.pretrain.method} on {len(self.train.tiles)} training tiles"
+            )
             tiles = self.train.tiles
             pretrain(network, tiles, self.config.pretrain, self.engine, self.run, self.config.seed)
         self._save(START, network)
@@ -128,7 +130,9 @@ class Stages:
         if any(file is None or file.encoder != maker for file in files):
             network = load_network(weights).to(self.engine.device)
             tiles = self._tiles(cohort)
-            flat = extract_features(network.encoder, tiles, self.engine, self.config.engine.extract_batch_size)
+            flat = extract_features(
+                network.encoder, tiles, self.engine, self.config.engine.extract_batch_size
+            )
             if self.engine.is_writer:
                 write_features(cohort, flat.cpu().numpy(), folder, maker)
         else:
@@ -185,7 +189,8 @@ def write_features(
 ) -> None:
     """Write one feature file per bag of a cohort."""
     offsets = cohort.offsets()
-    for number, tiles in enumerate(cohort.tile_files()):
+    for number, bag_id in enumerate(cohort.bags["bag_id"]):
+        tiles = cohort.tile_file(bag_id)
         rows = slice(offsets[number], offsets[number + 1])
         write_feature_file(
             feature_path(str(folder), tiles.bag_id),

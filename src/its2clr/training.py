@@ -116,7 +116,10 @@ def cosine_or_constant(config: OptimiserConfig, epoch: int, epochs: int, steps: 
 def make_optimiser(network: nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
     """Plain SGD as in the paper; the loop sets its learning rate."""
     return torch.optim.SGD(
-        network.parameters(), lr=config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay
+        network.parameters(),
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
     )
 
 

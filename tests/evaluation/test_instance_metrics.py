@@ -6,7 +6,7 @@ import pytest
 from scipy.special import expit
 
 from its2clr.errors import InputError
-from its2clr.evaluation import fit_dice, instance_metrics, soft_dice
+from its2clr.evaluation import dice, fit_dice, instance_metrics, soft_dice
 
 PRINTED = {"slope_range": (-5.0, 5.0), "intercept_range": (0.1, 10.0)}
 
@@ -37,14 +37,29 @@ def test_equals_the_slow_reference(seed, decimals):
 
 
 def test_settings_come_from_validation_alone():
-    labels, scores = some_instances(0)
-    tuning = some_instances(1)
+    first, second = some_instances(0, logits=True), some_instances(2, logits=True)
+    tuning = some_instances(1, logits=True)
     fit = fit_dice(*tuning)
-    metrics = instance_metrics(labels, scores, *tuning)
-    assert (metrics["dice_slope"], metrics["dice_intercept"]) == (fit.slope, fit.intercept)
-    other = instance_metrics(*some_instances(2), *tuning)
-    assert other["iou_threshold"] == metrics["iou_threshold"]
-    assert set(instance_metrics(labels, scores)) == {"auc", "auprc", "max_f1"}
+    assert fit[:2] != fit_dice(*first)[:2] != fit_dice(*second)[:2]  # otherwise this test says nothing
+    for labels, scores in (first, second):
+        metrics = instance_metrics(labels, scores, *tuning)
+        assert (metrics["dice_slope"], metrics["dice_intercept"]) == (fit.slope, fit.intercept)
+        assert metrics["iou_threshold"] == instance_metrics(*tuning, *tuning)["iou_threshold"]
+    assert set(instance_metrics(*first)) == {"auc", "auprc", "max_f1"}
+
+
+@pytest.mark.parametrize("point", [(0.5, -1.0), (3.0, 2.0), (10.0, -5.0)])
+def test_gradient_of_dice(point):
+    labels, scores = some_instances(3, logits=True)
+    data = dice._Weighted(scores, np.ones(labels.size), labels.astype(float))
+    _, gradient = dice._negative_dice(np.array(point), data)
+    step = 1e-5
+    for axis in range(2):
+        above, below = np.array(point), np.array(point)
+        above[axis] += step
+        below[axis] -= step
+        slope = (reference.dice(labels, scores, *below) - reference.dice(labels, scores, *above)) / (2 * step)
+        assert gradient[axis] == pytest.approx(slope, rel=1e-4, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -60,12 +75,22 @@ def test_fitted_dice_is_no_worse_than_a_fine_grid(seed, logits, ranges):
     best = 0.0
     for slope in np.linspace(*slope_range, 150):
         probabilities = expit(slope * scores[:, None] + np.linspace(*intercept_range, 150))
-        dice = 2 * probabilities[labels == 1].sum(axis=0) / (labels.sum() + probabilities.sum(axis=0))
-        best = max(best, dice.max())
+        values = 2 * probabilities[labels == 1].sum(axis=0) / (labels.sum() + probabilities.sum(axis=0))
+        best = max(best, values.max())
     assert fit.dice >= best - 1e-4
     assert fit.dice == pytest.approx(reference.dice(labels, scores, fit.slope, fit.intercept))
     assert slope_range[0] <= fit.slope <= slope_range[1]
     assert intercept_range[0] <= fit.intercept <= intercept_range[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_point_close_by_is_better(seed):
+    labels, scores = some_instances(seed, 3000, logits=True)
+    fit = fit_dice(labels, scores)
+    for step in (-0.03, 0, 0.03):
+        for other in (-0.03, 0, 0.03):
+            slope, intercept = np.clip(fit.slope + step, 0.1, 10), np.clip(fit.intercept + other, -5, 5)
+            assert soft_dice(labels, scores, slope, intercept) <= fit.dice + 1e-9
 
 
 def test_many_scores_are_fitted_as_well_and_fast():

@@ -60,8 +60,7 @@ class Aggregator(nn.Module):
         """
         if features.dim() != 3 or features.shape[-1] != self.feature_dim:
             raise InputError(
-                f"expected features of shape (bags, instances, {self.feature_dim}), "
-                f"got {tuple(features.shape)}"
+                f"expected features of shape (bags, instances, {self.feature_dim}), got {tuple(features.shape)}"
             )
         if mask is None:
             return self.aggregate(features, torch.ones_like(features[..., 0], dtype=torch.bool))
@@ -114,9 +113,7 @@ def register(name: str) -> Callable[[AggregatorClass], AggregatorClass]:
 
     def add(cls: AggregatorClass) -> AggregatorClass:
         if name in _REGISTRY and _REGISTRY[name] is not cls:
-            raise InputError(
-                f"an aggregator named {name!r} is registered already: {_REGISTRY[name].__qualname__}"
-            )
+            raise InputError(f"an aggregator named {name!r} is registered already: {_REGISTRY[name].__qualname__}")
         _REGISTRY[name] = cls
         return cls
 

@@ -56,9 +56,7 @@ class BagFeatures:
                     f"expected (instances, {tensors[0].shape[-1]}) like the first"
                 )
         offsets = torch.tensor([0, *(len(tensor) for tensor in tensors)]).cumsum(0)
-        return cls(
-            torch.cat(tensors).to(device), offsets, None if labels is None else torch.as_tensor(labels)
-        )
+        return cls(torch.cat(tensors).to(device), offsets, None if labels is None else torch.as_tensor(labels))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -135,7 +133,7 @@ class BagFeatures:
 def _check(features: Tensor, offsets: Tensor, labels: Tensor | None) -> None:
     if features.dim() != 2 or features.dtype != torch.float32:
         raise InputError(
-            f"expected float32 features of shape (instances, D), got {features.dtype} of {tuple(features.shape)}"
+            f"expected float32 features of shape (instances, D), got {features.dtype} of shape {tuple(features.shape)}"
         )
     if offsets.dim() != 1 or len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(features):
         raise InputError(

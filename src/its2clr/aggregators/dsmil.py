@@ -55,17 +55,13 @@ class DSMIL(Aggregator):
             self.query = nn.Sequential(self.query, nn.ReLU(), nn.Linear(QUERY_DIM, QUERY_DIM), nn.Tanh())
         self.value: nn.Module = nn.Identity()
         if passing_value:
-            self.value = nn.Sequential(
-                nn.Dropout(value_dropout), nn.Linear(feature_dim, feature_dim), nn.ReLU()
-            )
+            self.value = nn.Sequential(nn.Dropout(value_dropout), nn.Linear(feature_dim, feature_dim), nn.ReLU())
         self.bag_classifier = nn.Linear(feature_dim, 1)
 
     def aggregate(self, features: Tensor, mask: Tensor) -> BagOutput:
         """See `Aggregator.aggregate`."""
         features = self.dropout(features)
-        instance_logits = (
-            self.instance_classifier(features).squeeze(-1).masked_fill(~mask, -torch.inf)
-        )  # (B, K)
+        instance_logits = self.instance_classifier(features).squeeze(-1).masked_fill(~mask, -torch.inf)  # (B, K)
         critical = instance_logits.argmax(dim=-1)[:, None, None]  # (B, 1, 1)
 
         queries = self.query(features)  # (B, K, 128)

@@ -4,7 +4,5 @@ from typing import Annotated
 
 from pydantic import Field
 
-HiddenDim = Annotated[
-    int | None, Field(ge=1, description="width of the attention; None: the feature dimension")
-]
+HiddenDim = Annotated[int | None, Field(ge=1, description="width of the attention; None: the feature dimension")]
 Dropout = Annotated[float, Field(ge=0.0, lt=1.0, description="share of values dropped in training")]

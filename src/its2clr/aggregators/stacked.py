@@ -39,7 +39,7 @@ def stack(modules: Sequence[Aggregator], device: torch.device) -> tuple[dict[str
     Returns:
         The stacked state on the device, and which of its names are parameters (the rest are buffers).
     """
-    parameters, buffers = stack_module_state(list(modules))  # type: ignore[arg-type]
+    parameters, buffers = stack_module_state(list(modules))
     state = {name: tensor.detach().to(device) for name, tensor in {**parameters, **buffers}.items()}
     return state, list(parameters)
 

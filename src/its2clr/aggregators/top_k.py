@@ -37,15 +37,11 @@ class TopKPooling(Aggregator):
     def aggregate(self, features: Tensor, mask: Tensor) -> BagOutput:
         """See `Aggregator.aggregate`."""
         instance_logits = self.instance_classifier(features).squeeze(-1)  # (B, K)
-        largest = (
-            instance_logits.masked_fill(~mask, -torch.inf).topk(self._count(mask.shape[1]), dim=-1).values
-        )
+        largest = instance_logits.masked_fill(~mask, -torch.inf).topk(self._count(mask.shape[1]), dim=-1).values
 
         share, whole = self._fraction.numerator, self._fraction.denominator
         count = ((mask.sum(dim=-1) * share + whole - 1) // whole).clamp(min=1)  # (B,)
-        chosen = torch.arange(largest.shape[-1], device=features.device) < count.unsqueeze(
-            -1
-        )  # (B, M of longest)
+        chosen = torch.arange(largest.shape[-1], device=features.device) < count.unsqueeze(-1)  # (B, M of longest)
         log_weights = -count.to(largest.dtype).log().unsqueeze(-1).expand_as(largest)
         bag_logit = logit_of_mean_probability(
             largest.masked_fill(~chosen, 0.0), log_weights.masked_fill(~chosen, -torch.inf)

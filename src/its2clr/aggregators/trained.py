@@ -82,10 +82,8 @@ class TrainedAggregators:
         modules = []
         for index in range(len(self.seeds)):
             module = build(self.name, self.options, self.feature_dim)
-            module.load_state_dict(
-                {name: tensor[index].clone() for name, tensor in self.state.items()}, assign=True
-            )
-            modules.append(module.eval().requires_grad_(requires_grad=True))
+            module.load_state_dict({name: tensor[index].clone() for name, tensor in self.state.items()}, assign=True)
+            modules.append(module.eval().requires_grad_())
         return modules
 
     def predict(self, bags: BagFeatures, bags_per_batch: int = 64) -> Predictions:

@@ -49,7 +49,7 @@ def train_aggregators(
     modules = [build(config.name, config.options, train.feature_dim, seed) for seed in seeds]
     template = modules[0]
     state, parameter_names = stack(modules, train.device)
-    parameters = [state[name].requires_grad_(requires_grad=True) for name in parameter_names]
+    parameters = [state[name].requires_grad_() for name in parameter_names]
     # Adam works element by element: one over the stacked parameters equals one per seed.
     optimizer = torch.optim.Adam(
         parameters,
@@ -68,7 +68,7 @@ def train_aggregators(
         for epoch in range(1, config.epochs + 1):
             order = np.stack([draw_bags(labels, generator, config.balanced) for generator in generators])
             learning_rate = float(scheduler.get_last_lr()[0])
-            train_loss = _train_epoch(template, state, optimizer, train, order, config.bags_per_step)
+            train_loss = _train_epoch(template, state, optimizer, train, order, bags_per_step=config.bags_per_step)
             scheduler.step()
 
             output = evaluate(template, state, validation)
@@ -117,8 +117,7 @@ def draw_bags(labels: NDArray[np.int64], generator: np.random.Generator, balance
     classes = [np.flatnonzero(labels == label) for label in (0, 1)]
     draws = max(len(bags) for bags in classes)
     repeated = [
-        np.concatenate([generator.permutation(bags) for _ in range(-(-draws // len(bags)))])[:draws]
-        for bags in classes
+        np.concatenate([generator.permutation(bags) for _ in range(-(-draws // len(bags)))])[:draws] for bags in classes
     ]
     return generator.permutation(np.concatenate(repeated))
 
@@ -129,10 +128,11 @@ def _train_epoch(
     optimizer: torch.optim.Optimizer,
     bags: BagFeatures,
     order: NDArray[np.int64],
+    *,
     bags_per_step: int,
 ) -> Tensor:
     """One pass over the bags in each seed's order (S, draws); returns the mean losses (S,)."""
-    assert bags.labels is not None  # noqa: S101 (checked on entry)
+    assert bags.labels is not None
     template.train()
     draws = order.shape[1]
     lengths = bags.sizes[order].max(axis=0)
@@ -200,7 +200,7 @@ def _scheduler(config: AggregatorTraining, optimizer: torch.optim.Optimizer) -> 
 
 
 def _labels(bags: BagFeatures) -> NDArray[np.int64]:
-    assert bags.labels is not None  # noqa: S101 (checked on entry)
+    assert bags.labels is not None
     return bags.labels.cpu().numpy().astype(np.int64)
 
 

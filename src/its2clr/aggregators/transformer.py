@@ -49,9 +49,7 @@ class TransformerBlock(nn.Module):
 
     def _attend(self, features: Tensor, mask: Tensor) -> Tensor:
         bags, instances, feature_dim = features.shape
-        split = self.query_key_value(features).reshape(
-            bags, instances, 3, self.heads, feature_dim // self.heads
-        )
+        split = self.query_key_value(features).reshape(bags, instances, 3, self.heads, feature_dim // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, K, D / heads)
         with warnings.catch_warnings():
             # On the CPU vmap runs the fused kernel once per seed: faster than plain matrix products, and

@@ -177,9 +177,7 @@ class Cohort:
         if not self.labels_visible:
             raise InputError(f"{self.path}: instance labels are out of reach here (cohort without labels)")
         if not self.info.has_instance_labels:
-            raise InputError(
-                f"{self.path}: this cohort has no instance labels; they are only in some cohorts"
-            )
+            raise InputError(f"{self.path}: this cohort has no instance labels; they are only in some cohorts")
         parts = []
         for path, count in self._counted_paths():
             labels = read_labels(path)

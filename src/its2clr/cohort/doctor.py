@@ -98,17 +98,11 @@ def _examine_manifest(
         files = [Path(file) for file in manifest.instances["file"].tolist()]
         rows = manifest.instances.index.tolist()
         table = path if instances is None else Path(instances)
-        for row, file, problem in zip(
-            rows, files, map_in_threads(_image_problem, files, workers), strict=True
-        ):
+        for row, file, problem in zip(rows, files, map_in_threads(_image_problem, files, workers), strict=True):
             if problem is not None:
-                findings.append(
-                    Finding("warning", at_row(table, row), f"{file}: {problem}; will be left out")
-                )
+                findings.append(Finding("warning", at_row(table, row), f"{file}: {problem}; will be left out"))
     sizes = manifest.instances["bag_id"].value_counts()
-    bags = manifest.bags.assign(
-        n_instances=[int(sizes[bag_id]) for bag_id in manifest.bags["bag_id"].tolist()]
-    )
+    bags = manifest.bags.assign(n_instances=[int(sizes[bag_id]) for bag_id in manifest.bags["bag_id"].tolist()])
     findings += _judge_sizes(bags, path)
     if manifest.has_splits:
         findings += _judge_validation(bags, path)
@@ -155,9 +149,7 @@ def _examine_cohort(folder: Path, decode_all: bool, workers: int | None) -> list
     check_classes(bags["label"].tolist(), bags["split"].tolist(), str(folder / BAGS_FILE), problems)
     findings = _errors(problems)
     inspect = partial(_inspect_bag, folder=folder, tile_size=info.tile_size, decode_all=decode_all)
-    rows = list(
-        zip(bags["bag_id"].tolist(), bags["label"].tolist(), bags["n_instances"].tolist(), strict=True)
-    )
+    rows = list(zip(bags["bag_id"].tolist(), bags["label"].tolist(), bags["n_instances"].tolist(), strict=True))
     inspections = list(map_in_threads(inspect, rows, workers))
     for inspection in inspections:
         findings += inspection.findings
@@ -226,9 +218,7 @@ def _contradictions(where: str, bag_id: str, label: int, labels: npt.NDArray[np.
         message = f"bag {bag_id!r} is negative but {positives} of its instances are labelled positive"
         return [Finding("error", where, message)]
     if label == 1 and not positives and UNKNOWN_LABEL not in labels.tolist():
-        return [
-            Finding("error", where, f"bag {bag_id!r} is positive but all its instances are labelled negative")
-        ]
+        return [Finding("error", where, f"bag {bag_id!r} is positive but all its instances are labelled negative")]
     return []
 
 
@@ -257,10 +247,7 @@ def _shared_images(folder: Path, bags: pd.DataFrame, inspections: list[_Inspecti
 
 def _is_flat(folder: Path, bag_id: str, number: int) -> bool:
     try:
-        return (
-            float(decode(read_tiles(tile_path(folder, bag_id)).encoded(number)).std(axis=(0, 1)).max())
-            < _FLAT
-        )
+        return float(decode(read_tiles(tile_path(folder, bag_id)).encoded(number)).std(axis=(0, 1)).max()) < _FLAT
     except InputError:
         return False
 
@@ -329,7 +316,5 @@ def _witness_rate(
     if not total:
         return []
     positives = sum(int((found == 1).sum()) for found in known)
-    message = (
-        f"witness rate {positives / total:.3f}: {positives} of {total} labelled instances in positive bags"
-    )
+    message = f"witness rate {positives / total:.3f}: {positives} of {total} labelled instances in positive bags"
     return [Finding("note", str(where), message)]

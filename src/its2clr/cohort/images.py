@@ -181,9 +181,7 @@ def _claim_folder(out: Path, settings: dict[str, Any], has_instance_labels: bool
         ]
         if differences:
             lines = "\n".join(differences)
-            raise InputError(
-                f"{out} was made with other settings:\n{lines}\nUse the same settings, or another folder"
-            )
+            raise InputError(f"{out} was made with other settings:\n{lines}\nUse the same settings, or another folder")
     elif out.exists():
         if not out.is_dir():
             raise InputError(f"{out}: is a file; give a folder for the cohort")

@@ -87,9 +87,7 @@ def read_info(folder: Path) -> CohortInfo:
         raise InputError(f"{folder}: is a file; give the folder of a cohort")
     path = folder / INFO_FILE
     if not path.exists():
-        raise InputError(
-            f"{folder}: is not a cohort (it has no {INFO_FILE}); make one from your images first"
-        )
+        raise InputError(f"{folder}: is not a cohort (it has no {INFO_FILE}); make one from your images first")
     try:
         info = CohortInfo.model_validate(read_json(path))
     except ValidationError as error:

@@ -197,6 +197,4 @@ def _read_instances(
 
 
 def _to_instances(members: Sequence[tuple[str, str, str, int]], rows: list[int]) -> pd.DataFrame:
-    return pd.DataFrame(
-        members, columns=list(_INSTANCE_COLUMNS), index=pd.Index(rows, name="row", dtype="int64")
-    )
+    return pd.DataFrame(members, columns=list(_INSTANCE_COLUMNS), index=pd.Index(rows, name="row", dtype="int64"))

@@ -131,9 +131,7 @@ def _improve(places: _Places, sizes: _Counts, targets: _Counts) -> _Places:
         places[list(pair)] = places[list(pair[::-1])]
 
 
-def _best_exchange(
-    places: _Places, sizes: _Counts, deviation: _Counts, targets: _Counts
-) -> tuple[int, int] | None:
+def _best_exchange(places: _Places, sizes: _Counts, deviation: _Counts, targets: _Counts) -> tuple[int, int] | None:
     """Find the two groups whose exchange helps most; with very many groups moving them is enough."""
     if len(places) > _MANY_GROUPS:
         return None

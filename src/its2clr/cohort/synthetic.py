@@ -137,17 +137,11 @@ def make_synthetic(
 def synthetic_settings(size: SizeName, **overrides: Any) -> TissueSettings:
     """The tissue settings of a size, with some of them replaced."""
     if size not in SIZES:
-        raise InputError(
-            f"unknown size {size!r} of the synthetic cohort; sizes are {', '.join(get_args(SizeName))}"
-        )
+        raise InputError(f"unknown size {size!r} of the synthetic cohort; sizes are {', '.join(get_args(SizeName))}")
     for name in overrides:
         if name not in TissueSettings.model_fields:
             close = difflib.get_close_matches(name, TissueSettings.model_fields, n=1)
-            hint = (
-                f"did you mean {close[0]!r}?"
-                if close
-                else f"known are {', '.join(TissueSettings.model_fields)}"
-            )
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(TissueSettings.model_fields)}"
             raise InputError(f"unknown setting {name!r} of the synthetic cohort; {hint}")
     shape = SIZES[size]
     values = {"grid": shape.grid, "tile_size": shape.tile_size, "mpp": shape.mpp, **overrides}
@@ -211,9 +205,7 @@ def _claim_folder(out: Path, size: SizeName, seed: int, settings: TissueSettings
     else:
         write_info(
             out,
-            CohortInfo(
-                tile_size=settings.tile_size, encoding="png", has_instance_labels=True, settings=wanted
-            ),
+            CohortInfo(tile_size=settings.tile_size, encoding="png", has_instance_labels=True, settings=wanted),
         )
 
 

@@ -96,9 +96,7 @@ def read_table(path: Path, problems: list[Problem]) -> pd.DataFrame | None:
     return _to_frame(path, columns, records[1:], problems)
 
 
-def _to_frame(
-    path: Path, columns: list[str], records: list[list[str]], problems: list[Problem]
-) -> pd.DataFrame:
+def _to_frame(path: Path, columns: list[str], records: list[list[str]], problems: list[Problem]) -> pd.DataFrame:
     rows: list[int] = []
     cells: list[list[str]] = []
     for row, record in enumerate(records, start=2):

@@ -208,9 +208,7 @@ def read_tiles(path: Path, *, labels_visible: bool = True) -> TileFile:
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(
-            f"{path}: cannot be read, it is damaged or no HDF5 file ({error}); {_ADVICE}"
-        ) from error
+        raise InputError(f"{path}: cannot be read, it is damaged or no HDF5 file ({error}); {_ADVICE}") from error
     _check_structure(tiles, shapes)
     return tiles
 
@@ -246,9 +244,7 @@ def read_names(path: Path) -> list[str]:
     return [name.decode("utf-8", "replace") for name in _read_dataset(path, "names")]
 
 
-def read_encoded(
-    path: Path, first: int, last: int, count: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+def read_encoded(path: Path, first: int, last: int, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """Read a range of encoded images of a tile file alone.
 
     Args:
@@ -272,9 +268,7 @@ def read_encoded(
             places: npt.NDArray[np.int64] = offsets[first : last + 1].astype(np.int64, copy=False)
             return places - places[0], images[places[0] : places[-1]]
     except (KeyError, OSError, RuntimeError) as error:
-        raise InputError(
-            f"{path}: images cannot be read, the file is damaged ({error}); {_ADVICE}"
-        ) from error
+        raise InputError(f"{path}: images cannot be read, the file is damaged ({error}); {_ADVICE}") from error
 
 
 def _read_dataset(path: Path, name: str, *, optional: bool = False) -> Any:
@@ -282,9 +276,7 @@ def _read_dataset(path: Path, name: str, *, optional: bool = False) -> Any:
         with h5py.File(path, "r") as file:
             return None if optional and name not in file else file[name][:]
     except (KeyError, OSError, RuntimeError) as error:
-        raise InputError(
-            f"{path}: {name} cannot be read, the file is damaged ({error}); {_ADVICE}"
-        ) from error
+        raise InputError(f"{path}: {name} cannot be read, the file is damaged ({error}); {_ADVICE}") from error
 
 
 def decode(encoded: bytes) -> npt.NDArray[np.uint8]:

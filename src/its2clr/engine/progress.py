@@ -46,6 +46,14 @@ class Progress:
         """Show a short text beside the bar."""
         self._note = text
 
+    def reach(self, done: int, total: int) -> None:
+        """Say how many of how many units are finished."""
+        if total != self._total:
+            self._total = total
+            if self._bar is not None and self._task is not None:
+                self._bar.update(self._task, total=total)
+        self.advance(done - self._done)
+
     def advance(self, amount: int = 1) -> None:
         """Count finished units."""
         self._done += amount
@@ -56,7 +64,7 @@ class Progress:
         rate = f"{self._done / seconds:.3g} {self._unit}/s"
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done, rate=rate, note=self._note)
-        elif now - self._last_line >= LINE_EVERY_SECONDS and self._done < self._total:
+        elif now - self._last_line >= LINE_EVERY_SECONDS and 0 < self._done < self._total:
             self._last_line = now
             left = seconds / self._done * (self._total - self._done)
             self._owner.print(

@@ -37,7 +37,7 @@ class RunDirectory:
 
     Args:
         path: The folder; made if missing.
-        config: Settings of the run. None takes those of the folder.
+        config: Settings of the run.
         cohort: The cohort's folder. None takes that of the run.
         engine: Only its first process writes.
 
@@ -45,18 +45,21 @@ class RunDirectory:
         InputError: The folder belongs to a run with other settings or another cohort.
     """
 
-    def __init__(self, path: str | Path, config: RunConfig | None, cohort: str | Path | None, engine: Engine) -> None:
+    def __init__(
+        self, path: str | Path, config: RunConfig, cohort: str | Path | None, engine: Engine
+    ) -> None:
         self.path = Path(path)
         self.engine = engine
         self._writers: dict[str, SummaryWriter] = {}
         self._last_said = 0.0
         saved = read_run_config(self.path)
-        if saved is None and (config is None or cohort is None):
-            raise InputError(f"{self.path}: no run here yet; give a cohort and settings (see `its2clr fit --help`)")
         if saved is not None:
             self._refuse_changes(saved, config, cohort)
-        self.config = config or saved[0]  # type: ignore[index]
-        self.cohort = Path(cohort) if cohort is not None else saved[1]  # type: ignore[index]
+            cohort = cohort if cohort is not None else saved[1]
+        elif cohort is None:
+            raise InputError(f"{self.path}: no run has begun here; name a cohort")
+        self.config = config
+        self.cohort = Path(cohort)
         engine.barrier()
         if saved is None and engine.is_writer:
             document = {"cohort": str(self.cohort), **self.config.model_dump(mode="json")}
@@ -64,9 +67,9 @@ class RunDirectory:
         engine.barrier()
 
     def _refuse_changes(
-        self, saved: tuple[RunConfig, Path], config: RunConfig | None, cohort: str | Path | None
+        self, saved: tuple[RunConfig, Path], config: RunConfig, cohort: str | Path | None
     ) -> None:
-        difference = [] if config is None else config_difference(saved[0], config)
+        difference = config_difference(saved[0], config)
         if cohort is not None and Path(cohort).resolve() != saved[1].resolve():
             difference.insert(0, f"cohort: {saved[1]} -> {cohort}")
         if difference:
@@ -132,7 +135,7 @@ class RunDirectory:
             from torch.utils.tensorboard import SummaryWriter
 
             folder = self.path / "tensorboard" / stage
-            self._writers[stage] = SummaryWriter(str(folder), purge_step=epoch)  # type: ignore[no-untyped-call]
+            self._writers[stage] = SummaryWriter(str(folder), purge_step=epoch)
         return self._writers[stage]
 
 

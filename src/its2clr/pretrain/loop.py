@@ -16,7 +16,12 @@ from its2clr.training import Batches, cosine_or_constant, make_optimiser, train_
 
 
 def pretrain(
-    network: EmbeddingNetwork, tiles: TileStore, config: PretrainConfig, engine: Engine, run: RunDirectory, seed: int
+    network: EmbeddingNetwork,
+    tiles: TileStore,
+    config: PretrainConfig,
+    engine: Engine,
+    run: RunDirectory,
+    seed: int,
 ) -> None:
     """Train the network on unlabelled tiles; goes on from the run's last finished epoch.
 
@@ -57,12 +62,16 @@ def pretrain(
 
 def epoch_indices(count: int, batch_size: int, seed: int, epoch: int) -> Tensor:
     """A random order of all tiles cut into full batches, (steps, batch_size); the rest sits this epoch out."""
-    order = torch.randperm(count, generator=torch_generator(torch.device("cpu"), seed, "pretrain order", epoch))
+    order = torch.randperm(
+        count, generator=torch_generator(torch.device("cpu"), seed, "pretrain order", epoch)
+    )
     return order[: count // batch_size * batch_size].view(-1, batch_size)
 
 
 def _usable_batch_size(wanted: int, count: int, processes: int) -> int:
     size = min(wanted, count) // processes * processes
     if size < 2 * processes:
-        raise InputError(f"pretraining needs at least two tiles per process, got {count} for {processes} process(es)")
+        raise InputError(
+            f"pretraining needs at least two tiles per process, got {count} for {processes} process(es)"
+        )
     return size

@@ -77,10 +77,14 @@ def refine(
                     save_network(run.checkpoint(BEST), network, run.config, dict(state.notes))
                 notes = {"epoch": epoch, "improved": improved, "pseudo_labels_replaced": replaced}
                 save_round(run.path / "rounds" / f"{epoch:03d}", found, train, config.threshold, notes)
-            run.log("round", epoch, config.epochs, {"validation_auc": found.validation_auc, "replaced": replaced})
+            run.log(
+                "round", epoch, config.epochs, {"validation_auc": found.validation_auc, "replaced": replaced}
+            )
         if epoch == config.epochs:
             break
-        batches = epoch_batches(state.tensors["probabilities"], train, config, epoch + 1, steps, batch_size, seed)
+        batches = epoch_batches(
+            state.tensors["probabilities"], train, config, epoch + 1, steps, batch_size, seed
+        )
         rates = cosine_or_constant(config, epoch, config.epochs, steps)
         result = train_epoch(  # line 16
             wrapped,
@@ -99,7 +103,13 @@ def refine(
 
 
 def epoch_batches(
-    probabilities: Tensor, train: Bags, config: RefineConfig, epoch: int, steps: int, batch_size: int, seed: int
+    probabilities: Tensor,
+    train: Bags,
+    config: RefineConfig,
+    epoch: int,
+    steps: int,
+    batch_size: int,
+    seed: int,
 ) -> Batches:
     """The batches of an epoch (1 to T) as section 3.2 samples them.
 

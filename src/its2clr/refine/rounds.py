@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from its2clr.aggregators.config import AggregatorTraining
 from its2clr.aggregators.data import BagFeatures
-from its2clr.aggregators.training import TrainedAggregators, train_aggregators
+from its2clr.aggregators.trained import TrainedAggregators
+from its2clr.aggregators.training import train_aggregators
 from its2clr.cohort import Cohort
 from its2clr.encoders.encoder import Encoder
 from its2clr.encoders.extraction import extract_features
@@ -76,7 +77,12 @@ class Round:
 
 
 def run_round(
-    encoder: Encoder, train: Bags, validation: Bags, config: AggregatorTraining, seeds: Sequence[int], engine: Engine
+    encoder: Encoder,
+    train: Bags,
+    validation: Bags,
+    config: AggregatorTraining,
+    seeds: Sequence[int],
+    engine: Engine,
 ) -> Round:
     """Lines 3 to 9: extract, train the aggregator, measure it on the validation bags.
 

@@ -1,0 +1,294 @@
+"""The command line: parse, call, print."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from its2clr import __version__
+from its2clr.errors import Its2clrError
+
+app = typer.Typer(
+    name="its2clr",
+    help="Learn, from bag labels alone, tile representations, a bag classifier and a map of the positives (ItS2CLR).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+cohort_app = typer.Typer(help="Make a cohort: one folder of packed tiles and bag labels.", no_args_is_help=True)
+app.add_typer(cohort_app, name="cohort")
+console = Console(highlight=False)
+
+CohortArgument = Annotated[Path, typer.Argument(help="Folder of a cohort, as `its2clr cohort` makes it.")]
+OptionalCohort = Annotated[
+    Path | None, typer.Argument(help="Folder of a cohort; may be left out for a run that has begun.")
+]
+RunOption = Annotated[
+    Path, typer.Option("--run", help="Folder of the run; the same command again goes on where it stopped.")
+]
+RecipeOption = Annotated[
+    str | None,
+    typer.Option(help="Recipe by name (`its2clr recipes` lists them) or a YAML file; default: the paper's settings."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a setting, e.g. `--set refine.epochs=20`; may be repeated."),
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
+SizeName = Literal["tiny", "small", "medium", "large"]
+SizeOption = Annotated[SizeName, typer.Option(help="Size of the cohort: small suits a CPU, medium and large a GPU.")]
+EncodingName = Literal["jpeg", "png"]
+ResizeName = Literal["bilinear", "nearest", "bicubic"]
+WorkersOption = Annotated[int | None, typer.Option(help="Parallel workers; default: all cores.")]
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Options of every command."""
+    if version:
+        console.print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    run: RunOption = Path("runs/demo"),
+    size: SizeOption = "small",
+    recipe: RecipeOption = "demo",
+    settings: SetOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Draw the embedded cohort, run every stage on it and print SimCLR against ItS2CLR.
+
+    Takes a few minutes on two CPU cores. Results are in RUN/results.json.
+    """
+    cohort = run / "cohort"
+    _draw_synthetic(cohort, size, seed, None)
+    _fit(cohort, run, recipe, [f"seed={seed}", *(settings or [])])
+
+
+@app.command()
+def fit(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/fit"),
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Run every stage: pretrain, aggregate, refine, aggregate, evaluate.
+
+    Example: `its2clr fit cohorts/mine --run runs/mine --recipe malaria-smears`
+    """
+    _fit(cohort, run, recipe, settings)
+
+
+@app.command()
+def pretrain(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/fit"),
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """SimCLR on the training tiles; leaves RUN/checkpoints/encoder-simclr.safetensors."""
+    _stages(cohort, run, recipe, settings).pretrain()
+
+
+@app.command()
+def extract(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/fit"),
+    encoder: Annotated[str, typer.Option(help="simclr or its2clr.")] = "its2clr",
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Write the features of every bag (TRIDENT layout) to RUN/features/ENCODER."""
+    from its2clr.cohort import Cohort
+
+    stages = _stages(cohort, run, recipe, settings)
+    unlabelled = Cohort.open(stages.run.cohort).without_labels()
+    for split in sorted(set(unlabelled.bags["split"])):
+        stages.features(encoder, unlabelled.split(split))
+    stages.engine.say(f"extract: {len(unlabelled)} bags in {stages.run.path / 'features' / encoder}")
+
+
+@app.command()
+def aggregate(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/fit"),
+    encoder: Annotated[str, typer.Option(help="Whose features: simclr or its2clr.")] = "its2clr",
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Train the aggregator on an encoder's frozen features, once per retraining seed."""
+    _stages(cohort, run, recipe, settings).aggregate(encoder)
+
+
+@app.command()
+def refine(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/fit"),
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Algorithm 1: refine the pretrained encoder with pseudo labels (pretrains first if needed)."""
+    _stages(cohort, run, recipe, settings).refine()
+
+
+@app.command()
+def evaluate(run: RunOption = Path("runs/fit")) -> None:
+    """Measure a finished run on its test bags; the only command that reads test labels."""
+    _evaluate(_stages(None, run, None, None))
+
+
+@app.command()
+def doctor(
+    path: Annotated[Path, typer.Argument(help="Folder of a cohort, or a manifest CSV.")],
+    instances: Annotated[Path | None, typer.Option(help="Instances CSV of the manifest.")] = None,
+    images_root: Annotated[Path | None, typer.Option(help="Folder of the instances' files.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not decode every image.")] = False,
+) -> None:
+    """Check a cohort or a manifest and say what is wrong; exits 1 when there is an error."""
+    from its2clr.cohort import examine
+
+    findings = examine(path, decode=not quick, instances=instances, images_root=images_root)
+    colours = {"error": "bold red", "warning": "yellow", "note": "dim"}
+    for finding in findings:
+        console.print(f"[{colours[finding.level]}]{finding.level:<8}[/] ", end="")
+        console.print(f"{finding.where}: {finding.message}", markup=False, soft_wrap=True)
+    counts = {level: sum(finding.level == level for finding in findings) for level in colours}
+    console.print(f"{counts['error']} errors, {counts['warning']} warnings, {counts['note']} notes")
+    if counts["error"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe, resolved.")] = None) -> None:
+    """List the recipes, or show every setting of one."""
+    import yaml
+
+    from its2clr.config import read_recipe, recipe_names, resolve_config
+
+    if name is None:
+        console.print("\n".join(recipe_names()))
+        return
+    read_recipe(name)
+    console.print(yaml.safe_dump(resolve_config(name).model_dump(mode="json"), sort_keys=False), markup=False)
+
+
+@cohort_app.command("images")
+def cohort_images(
+    manifest: Annotated[Path, typer.Argument(help="CSV with bag_id, label and path (a folder of images).")],
+    out: Annotated[Path, typer.Argument(help="Folder of the new cohort.")],
+    instances: Annotated[
+        Path | None, typer.Option(help="CSV with bag_id, file and optionally label, instead of paths.")
+    ] = None,
+    images_root: Annotated[Path | None, typer.Option(help="Folder of the instances' files.")] = None,
+    tile_size: Annotated[int, typer.Option(help="Side of the stored tiles in pixels.")] = 224,
+    encoding: Annotated[EncodingName, typer.Option(help="How changed images are stored.")] = "jpeg",
+    quality: Annotated[int, typer.Option(help="JPEG quality.")] = 95,
+    resize: Annotated[ResizeName, typer.Option(help="How pixels are interpolated.")] = "bilinear",
+    fractions: Annotated[
+        tuple[float, float, float],
+        typer.Option(help="Shares of train, val and test where no split is given."),
+    ] = (0.6, 0.15, 0.25),
+    seed: SeedOption = 0,
+    workers: WorkersOption = None,
+) -> None:
+    """Pack bags of ordinary images; every image is checked, bad ones go to problems.csv."""
+    from its2clr.cohort import pack_images, read_manifest
+    from its2clr.engine.progress import ProgressBar
+
+    bags = read_manifest(manifest, instances, images_root)
+    with ProgressBar(console=console).start("pack", len(bags.bags), "bags") as progress:
+        summary = pack_images(
+            bags,
+            out,
+            tile_size=tile_size,
+            encoding=encoding,
+            quality=quality,
+            resize=resize,
+            workers=workers,
+            seed=seed,
+            fractions=fractions,
+            progress=progress.reach,
+        )
+    console.print(
+        f"{summary.path}: {summary.n_bags} bags, {summary.n_instances} images; {summary.n_packed} bags packed now, "
+        f"{summary.n_skipped} were there; left out: {summary.n_images_left_out} images, "
+        f"{len(summary.bags_left_out)} bags" + (" (problems.csv says why)" if summary.n_images_left_out else ""),
+        soft_wrap=True,
+    )
+
+
+@cohort_app.command("synthetic")
+def cohort_synthetic(
+    out: Annotated[Path, typer.Argument(help="Folder of the new cohort.")],
+    size: SizeOption = "small",
+    seed: SeedOption = 0,
+    settings: SetOption = None,
+    workers: WorkersOption = None,
+) -> None:
+    """Draw procedural slides with instance ground truth: the embedded cohort."""
+    _draw_synthetic(out, size, seed, workers, settings)
+
+
+def _draw_synthetic(
+    out: Path, size: SizeName, seed: int, workers: int | None, settings: list[str] | None = None
+) -> None:
+    from its2clr.cohort.synthetic import make_synthetic
+    from its2clr.config import parse_override
+    from its2clr.engine.progress import ProgressBar
+
+    overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
+    with ProgressBar(console=console).start("draw", 1, "bags") as progress:
+        summary = make_synthetic(out, size=size, seed=seed, workers=workers, progress=progress.reach, **overrides)
+    console.print(
+        f"{summary.folder}: {summary.bags} bags ({summary.positive_bags} positive), {summary.instances} tiles",
+        soft_wrap=True,
+    )
+
+
+def _stages(cohort: Path | None, run: Path, recipe: str | None, settings: list[str] | None) -> Any:
+    from its2clr.pipeline import open_run
+
+    return open_run(run, cohort, recipe, settings or [])
+
+
+def _fit(cohort: Path | None, run: Path, recipe: str | None, settings: list[str] | None) -> None:
+    stages = _stages(cohort, run, recipe, settings)
+    stages.fit()
+    _evaluate(stages)
+
+
+def _evaluate(stages: Any) -> None:
+    from its2clr.evaluation.frozen import evaluate, results_rows
+
+    results = evaluate(stages)
+    if not stages.engine.is_writer:
+        return
+    table = Table(title="Test bags: mean (deviation over retrainings) [95% interval over bags]")
+    for heading in ("", "bag AUC", "instance AUC"):
+        table.add_column(heading, no_wrap=True)
+    for row in results_rows(results):
+        table.add_row(*row)
+    Console(highlight=False, width=max(console.width, 100)).print(table)
+    for warning in results["health"]["warnings"]:
+        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    console.print(f"results in {stages.run.path / 'results.json'}", markup=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one message and exit code 2."""
+    try:
+        app()
+    except Its2clrError as error:
+        if "--debug" in sys.argv:
+            raise
+        Console(stderr=True, highlight=False).print(f"error: {error}", markup=False, soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,42 @@
+"""Open a run for working on it: settings, engine and stages put together."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from its2clr.config import resolve_config
+from its2clr.engine.devices import Engine
+from its2clr.engine.rundir import RunDirectory, read_run_config
+from its2clr.errors import InputError
+from its2clr.stages import Stages
+
+
+def open_run(
+    run: str | Path,
+    cohort: str | Path | None = None,
+    recipe: str | Path | None = None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    quiet: bool = False,
+) -> Stages:
+    """Open or begin a run.
+
+    Args:
+        run: Folder of the run.
+        cohort: Folder of the cohort; None for a run that has begun.
+        recipe: Recipe name or file. With neither recipe nor overrides, a run that has begun keeps its settings.
+        overrides: Settings that replace the recipe's.
+        quiet: Say nothing.
+
+    Raises:
+        InputError: The settings are wrong, or differ from those the run was begun with.
+    """
+    saved = read_run_config(run)
+    if saved is None and cohort is None:
+        raise InputError(f"{run}: no run has begun here; name a cohort: `its2clr fit COHORT --run {run}`")
+    given = recipe is not None or len(overrides) > 0
+    config = saved[0] if saved is not None and not given else resolve_config(recipe, overrides)
+    engine = Engine(config.engine)
+    if quiet:
+        engine.bars.enabled = False
+    return Stages(RunDirectory(run, config, cohort, engine), engine)
