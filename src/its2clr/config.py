@@ -40,6 +40,9 @@ class ProjectorConfig(Section):
 
     hidden_dim: Count = Field(512, description="width of the hidden layer")
     output_dim: Count = Field(256, description="dimension of the embedding the contrastive loss sees")
+    norm: Literal["none", "batch"] = Field(
+        "none", description="batch normalisation of the hidden layer; short trainings collapse less with it"
+    )
 
 
 class ViewsConfig(Section):

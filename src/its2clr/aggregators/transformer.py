@@ -1,14 +1,13 @@
 """Transformer: instances look at each other in a few light blocks, then attention-based MIL."""
 
-import warnings
 from typing import Annotated
 
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from its2clr.aggregators.attention import AttentionScores
 from its2clr.aggregators.base import Aggregator, BagOutput, register
+from its2clr.aggregators.masked_attention import masked_attention
 from its2clr.aggregators.options import Dropout, HiddenDim
 from its2clr.errors import InputError
 
@@ -31,7 +30,10 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.heads = heads
         self.attention_norm = nn.LayerNorm(feature_dim)
-        self.query_key_value = nn.Linear(feature_dim, 3 * feature_dim)
+        self.query = nn.Linear(feature_dim, feature_dim)
+        # A bias of the keys cancels in the softmax: its gradient is rounding noise, which Adam would blow up.
+        self.key = nn.Linear(feature_dim, feature_dim, bias=False)
+        self.value = nn.Linear(feature_dim, feature_dim)
         self.projection = nn.Linear(feature_dim, feature_dim)
         hidden_dim = max(1, round(mlp_ratio * feature_dim))
         self.mlp = nn.Sequential(
@@ -49,13 +51,11 @@ class TransformerBlock(nn.Module):
 
     def _attend(self, features: Tensor, mask: Tensor) -> Tensor:
         bags, instances, feature_dim = features.shape
-        split = self.query_key_value(features).reshape(bags, instances, 3, self.heads, feature_dim // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, K, D / heads)
-        with warnings.catch_warnings():
-            # On the CPU vmap runs the fused kernel once per seed: faster than plain matrix products, and
-            # without their (K, K) memory, so its remark on performance would mislead.
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
+        query, key, value = (
+            layer(features).reshape(bags, instances, self.heads, -1).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )  # each (B, heads, K, D / heads)
+        attended = masked_attention(query, key, value, mask)
         projected: Tensor = self.projection(attended.transpose(1, 2).reshape(bags, instances, feature_dim))
         return projected
 

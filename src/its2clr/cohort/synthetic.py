@@ -37,7 +37,7 @@ from its2clr.errors import InputError
 SizeName = Literal["tiny", "small", "medium", "large"]
 
 SOURCE = "synthetic"
-DRAWING_VERSION = 1
+DRAWING_VERSION = 2
 """Raised whenever the same settings would give another picture."""
 
 _POOL_WORTHWHILE = 20_000_000  # pixels; fewer are drawn sooner than processes start
@@ -107,6 +107,8 @@ def make_synthetic(
         InputError: Unknown size or setting, or the folder holds a cohort made with other settings.
     """
     out = Path(out)
+    if workers is not None and workers < 1:
+        raise InputError(f"workers must be at least 1, got {workers}")
     settings = synthetic_settings(size, **overrides)
     plans = _plan_bags(SIZES[size], seed)
     _claim_folder(out, size, seed, settings)
@@ -169,7 +171,7 @@ def _plan_bags(size: CohortSize, seed: int) -> list[_BagPlan]:
         slides: list[tuple[int, int]] = []  # (label, number of the patient among those of this label)
         for label, members in ((0, count - count // 2), (1, count // 2)):
             pairs = max(1, members // 10)
-            slides += [(label, max(0, slide - pairs)) for slide in range(members)]
+            slides += [(label, slide % (members - pairs)) for slide in range(members)]
         names: dict[tuple[int, int], str] = {}
         for position in rng.permutation(count):
             patient = slides[position]
@@ -213,8 +215,6 @@ def _draw_all(
     out: Path, plans: list[_BagPlan], settings: TissueSettings, seed: int, workers: int | None
 ) -> Iterator[None]:
     """Draw the bags, one step of the iterator for each as it is done."""
-    if workers is not None and workers < 1:
-        raise InputError(f"workers must be at least 1, got {workers}")
     if workers is None:
         pixels = len(plans) * settings.grid[0] * settings.grid[1] * settings.tile_size**2
         workers = default_workers() if pixels > _POOL_WORTHWHILE else 1

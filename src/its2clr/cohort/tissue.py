@@ -101,7 +101,7 @@ ADIPOSE_NUCLEI = NucleusKind(7.0, 1.7, 0.15, 2.6, 0.04, 1.00, 0.10, 0.10, 0.0, 0
 GLANDULAR_NUCLEI = NucleusKind(4.7, 2.6, 0.12, 1.45, 0.05, 0.90, 0.10, 0.15, 0.15, 0.05)
 RESTING_NUCLEI = NucleusKind(9.0, 2.8, 0.12, 1.25, 0.05, 0.95, 0.10, 0.15, 0.10, 0.0)
 ENLARGED_NUCLEI = NucleusKind(11.0, 4.3, 0.14, 1.30, 0.06, 0.85, 0.10, 0.20, 0.30, 0.15)
-TUMOUR_NUCLEI = NucleusKind(12.0, 4.8, 0.26, 1.35, 0.16, 0.95, 0.18, 0.28, 0.30, 0.90)
+TUMOUR_NUCLEI = NucleusKind(11.3, 4.8, 0.26, 1.35, 0.16, 0.95, 0.18, 0.28, 0.30, 0.90)
 
 HAEMATOXYLIN = np.array([0.65, 0.70, 0.29])
 EOSIN = np.array([0.07, 0.99, 0.11])

@@ -82,6 +82,7 @@ def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
 
 def create_projector(feature_dim: int, config: ProjectorConfig) -> nn.Module:
     """The projection head; its output is l2-normalised by the loss."""
-    return nn.Sequential(
-        nn.Linear(feature_dim, config.hidden_dim), nn.ReLU(), nn.Linear(config.hidden_dim, config.output_dim)
-    )
+    hidden: list[nn.Module] = [nn.Linear(feature_dim, config.hidden_dim)]
+    if config.norm == "batch":
+        hidden.append(nn.BatchNorm1d(config.hidden_dim))
+    return nn.Sequential(*hidden, nn.ReLU(), nn.Linear(config.hidden_dim, config.output_dim))

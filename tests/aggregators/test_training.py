@@ -1,0 +1,249 @@
+"""Training: several seeds at once equal each alone, equal a plain loop; selection on validation bags only."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from its2clr.aggregators import aggregator_names, stacked, training
+from its2clr.aggregators.config import AggregatorTraining
+from its2clr.aggregators.data import BagFeatures
+from its2clr.aggregators.stacked import build
+from its2clr.aggregators.trained import TrainedAggregators
+from its2clr.aggregators.training import draw_bags, train_aggregators
+from its2clr.engine.seeds import numpy_generator
+from its2clr.errors import InputError, TrainingError
+
+from .conftest import separable_bags
+
+TRAIN, VALIDATION = separable_bags(0), separable_bags(1, bags=20)
+QUICK = {"epochs": 3, "learning_rate": 5e-3, "bags_per_step": 4}
+
+
+def noise_bags(seed: int, bags: int = 12) -> BagFeatures:
+    """Labels that nothing in the features gives away, so that the AUC goes up and down."""
+    bags_of_noise = separable_bags(seed, bags)
+    noise = torch.randn(bags_of_noise.features.shape, generator=torch.Generator().manual_seed(seed))
+    return BagFeatures(noise, bags_of_noise.offsets, bags_of_noise.labels)
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+def test_learns_a_separable_problem(name: str):
+    config = AggregatorTraining(name=name, epochs=12, learning_rate=1e-2, bags_per_step=8)
+    trained = train_aggregators(config, TRAIN, VALIDATION, [0, 1])
+    test = separable_bags(2)
+    for probabilities in trained.predict(test).bag_probability:
+        assert roc_auc_score(test.labels.numpy(), probabilities) > 0.95
+    assert (trained.validation_auc > 0.95).all()
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+@pytest.mark.parametrize("patience", [None, 1])
+def test_a_seed_trained_among_others_equals_it_alone(name: str, patience: int | None):
+    config = AggregatorTraining(name=name, patience=patience, balanced=True, **(QUICK | {"epochs": 5}))
+    together = train_aggregators(config, TRAIN, VALIDATION, [3, 4, 5])
+    for index, seed in enumerate(together.seeds):
+        alone = train_aggregators(config, TRAIN, VALIDATION, [seed])
+        assert alone.best_epoch[0] == together.best_epoch[index]
+        assert alone.validation_auc[0] == pytest.approx(together.validation_auc[index])
+        for key, tensor in alone.state.items():
+            torch.testing.assert_close(tensor[0], together.state[key][index], atol=1e-5, rtol=1e-5)
+    first = next(iter(together.state.values()))
+    assert not torch.allclose(first[0], first[1])
+
+
+@pytest.mark.parametrize("name", ["dsmil", "top_k"])
+def test_equals_a_plain_loop_over_single_bags(name: str):
+    """One bag per step without padding, torch's Adam and StepLR: the paper's setting, written out."""
+    config = AggregatorTraining(name=name, epochs=3, step_size=2, learning_rate=1e-3)
+    trained = train_aggregators(config, TRAIN, VALIDATION, [7, 8])
+    aggregator = build(name, {}, TRAIN.feature_dim, seed=8)
+    optimizer = torch.optim.Adam(aggregator.parameters(), lr=1e-3, betas=(0.5, 0.9), weight_decay=5e-3)
+    generator = numpy_generator(8, "bag order")
+    for epoch in range(1, 4):
+        optimizer.param_groups[0]["lr"] = 1e-3 if epoch <= 2 else 5e-4
+        for bag in generator.permutation(len(TRAIN)):
+            optimizer.zero_grad()
+            instances = TRAIN.features[TRAIN.offsets[bag] : TRAIN.offsets[bag + 1]]
+            aggregator.loss(aggregator(instances[None]), TRAIN.labels[bag : bag + 1]).backward()
+            optimizer.step()
+        if epoch == trained.best_epoch[1]:
+            for key, tensor in aggregator.state_dict().items():
+                torch.testing.assert_close(trained.state[key][1], tensor, atol=1e-5, rtol=1e-5)
+    assert [record["learning_rate"] for record in trained.history] == [1e-3, 1e-3, 5e-4]
+
+
+def test_best_epoch_is_by_auc_then_loss_on_validation_bags():
+    validation = noise_bags(3)
+    config = AggregatorTraining(name="attention", **(QUICK | {"epochs": 10}))
+    trained = train_aggregators(config, TRAIN, validation, [0, 1, 2])
+    assert len(trained.history) == 10
+    for index in range(3):
+        ranked = sorted(
+            trained.history, key=lambda record: (-record["validation_auc"][index], record["validation_loss"][index])
+        )
+        assert trained.best_epoch[index] == ranked[0]["epoch"]
+        assert trained.validation_auc[index] == ranked[0]["validation_auc"][index]
+    assert len(set(trained.best_epoch.tolist())) > 1  # else the last epoch would pass for the best
+    # what was kept are the parameters of that epoch: the recorded AUC comes out again
+    for index, probabilities in enumerate(trained.predict(validation).bag_probability):
+        assert roc_auc_score(validation.labels.numpy(), probabilities) == pytest.approx(trained.validation_auc[index])
+
+
+def test_equal_auc_is_decided_by_the_loss():
+    selection = training._Selection({"w": torch.zeros(2, 1)}, patience=None)
+    rows = [((0.8, 0.8), (0.5, 0.5)), ((0.8, 0.8), (0.4, 0.6)), ((0.7, 0.9), (0.1, 0.9)), ((0.8, 0.9), (0.4, 0.9))]
+    for epoch, (auc, loss) in enumerate(rows, start=1):
+        record = {"epoch": epoch, "validation_auc": list(auc), "validation_loss": list(loss)}
+        selection.update(record, {"w": torch.full((2, 1), float(epoch))})
+    assert selection.epoch.tolist() == [2, 3]
+    assert selection.state["w"].flatten().tolist() == [2.0, 3.0]
+
+
+def test_patience_stops_training():
+    config = AggregatorTraining(name="max", patience=2, **(QUICK | {"epochs": 60}))
+    trained = train_aggregators(config, TRAIN, noise_bags(4), [0, 1])
+    assert len(trained.history) == trained.best_epoch.max() + 2 < 60
+
+
+def test_validation_bags_do_not_change_what_is_learned():
+    config = AggregatorTraining(name="dsmil", **QUICK)
+    losses = [
+        [record["train_loss"] for record in train_aggregators(config, TRAIN, bags, [0]).history]
+        for bags in (VALIDATION, noise_bags(5, bags=30))
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("name", ["dsmil", "transformer"])
+def test_deterministic_and_global_random_state_untouched(name: str):
+    config = AggregatorTraining(name=name, options={"dropout": 0.3}, **QUICK)
+    runs = []
+    for global_seed in (0, 1):
+        torch.manual_seed(global_seed)
+        np.random.seed(global_seed)  # noqa: NPY002 (the global state is what is tested)
+        before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+        trained = train_aggregators(config, TRAIN, VALIDATION, [0, 1])
+        trained.predict(VALIDATION)
+        trained.modules()
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+        runs.append(trained)
+    assert runs[0].history == runs[1].history
+    for key, tensor in runs[0].state.items():
+        assert torch.equal(tensor, runs[1].state[key])
+    without = train_aggregators(AggregatorTraining(name=name, **QUICK), TRAIN, VALIDATION, [0, 1])
+    assert without.history[0]["train_loss"] != runs[0].history[0]["train_loss"]  # dropout was active
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [(3, 10), (10, 3), (4, 4)])
+def test_balanced_draws_are_balanced(positives: int, negatives: int):
+    labels = np.array([1] * positives + [0] * negatives)
+    generator = np.random.default_rng(0)
+    orders = [draw_bags(labels, generator, balanced=True) for _ in range(5)]
+    for order in orders:
+        counts = np.bincount(order, minlength=len(labels))
+        draws = max(positives, negatives)
+        assert counts[labels == 1].sum() == counts[labels == 0].sum() == draws
+        for label in (0, 1):
+            of_class = counts[labels == label]
+            assert of_class.min() == draws // len(of_class)
+            assert of_class.max() == -(-draws // len(of_class))
+    assert not np.array_equal(orders[0], orders[1])
+
+
+def test_unbalanced_draws_take_every_bag_once():
+    order = draw_bags(np.array([1, 0, 0, 0, 0, 0, 0]), np.random.default_rng(0), balanced=False)
+    assert sorted(order) == list(range(7))
+    assert order.tolist() != list(range(7))
+
+
+def test_balanced_changes_what_training_sees(monkeypatch):
+    seen = []
+
+    def record(template, state, optimizer, bags, order, *, bags_per_step):
+        seen.append(bags.labels.numpy()[order])
+        optimizer.step()
+        return torch.zeros(len(order))
+
+    monkeypatch.setattr(training, "_train_epoch", record)
+    rare = TRAIN.subset([*range(0, 40, 2), 1, 3])
+    for balanced in (False, True):
+        config = AggregatorTraining(name="max", epochs=1, balanced=balanced)
+        train_aggregators(config, rare, VALIDATION, [0])
+    assert seen[0].mean() == pytest.approx(2 / 22)
+    assert seen[1].mean() == 0.5
+
+
+@pytest.mark.parametrize(("scheduler", "expected"), [("cosine", [1.0, 0.75, 0.25]), ("constant", [1.0, 1.0, 1.0])])
+def test_schedules(scheduler: str, expected: list[float]):
+    config = AggregatorTraining(name="max", scheduler=scheduler, **QUICK)
+    records = []
+    train_aggregators(config, TRAIN, VALIDATION, [0], progress=records.append)
+    assert [record["learning_rate"] / 5e-3 for record in records] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", aggregator_names())
+def test_predict_equals_the_modules_bag_by_bag(name: str, monkeypatch):
+    trained = train_aggregators(AggregatorTraining(name=name, **QUICK), TRAIN, VALIDATION, [0, 1, 2])
+    monkeypatch.setattr(stacked, "BATCH_VALUES", 20 * TRAIN.feature_dim)  # several batches
+    monkeypatch.setattr(stacked, "PASS_VALUES", 30 * TRAIN.feature_dim)  # and some seed by seed
+    predictions = trained.predict(VALIDATION, bags_per_batch=3)
+    assert predictions.bag_probability.dtype == np.float64
+    for seed, module in enumerate(trained.modules()):
+        for bag in range(len(VALIDATION)):
+            start, end = VALIDATION.offsets[bag : bag + 2].tolist()
+            with torch.no_grad():
+                output = module(VALIDATION.features[start:end][None])
+            assert predictions.bag_probability[seed, bag] == pytest.approx(output.bag_logit.sigmoid().item(), abs=1e-5)
+            logits = output.instance_logits[0]
+            np.testing.assert_allclose(predictions.instance_logit[seed, start:end], logits.numpy(), atol=1e-5)
+            np.testing.assert_allclose(
+                predictions.instance_probability[seed, start:end], logits.sigmoid().numpy(), atol=1e-5
+            )
+            if output.attention is None:
+                assert predictions.attention is None
+            else:
+                np.testing.assert_allclose(predictions.attention[seed, start:end], output.attention[0], atol=1e-5)
+
+
+def test_saved_aggregators_come_back_equal(tmp_path):
+    config = AggregatorTraining(name="attention", options={"gated": True, "hidden_dim": 6}, **QUICK)
+    trained = train_aggregators(config, TRAIN, VALIDATION, [0, 9])
+    path = tmp_path / "aggregator.safetensors"
+    trained.save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["aggregator.safetensors"]
+    loaded = TrainedAggregators.load(path)
+    for field in ("name", "options", "feature_dim", "seeds", "history"):
+        assert getattr(loaded, field) == getattr(trained, field)
+    np.testing.assert_array_equal(loaded.validation_auc, trained.validation_auc)
+    np.testing.assert_array_equal(loaded.best_epoch, trained.best_epoch)
+    for ours, theirs in zip(trained.predict(VALIDATION), loaded.predict(VALIDATION), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_load_refuses_other_files(tmp_path):
+    with pytest.raises(InputError, match="no file"):
+        TrainedAggregators.load(tmp_path / "missing")
+    (tmp_path / "text").write_text("not tensors")
+    with pytest.raises(InputError, match="no safetensors file"):
+        TrainedAggregators.load(tmp_path / "text")
+
+
+def test_refuses_what_cannot_be_trained():
+    config = AggregatorTraining(name="max", epochs=1)
+    with pytest.raises(InputError, match=r"validation bags need both classes, got 0 positive of 3"):
+        train_aggregators(config, TRAIN, VALIDATION.subset([0, 2, 4]), [0])
+    with pytest.raises(InputError, match="validation bags have no labels"):
+        train_aggregators(config, TRAIN, BagFeatures(VALIDATION.features, VALIDATION.offsets), [0])
+    with pytest.raises(InputError, match="seeds"):
+        train_aggregators(config, TRAIN, VALIDATION, [1, 1])
+    huge = BagFeatures(TRAIN.features * 1e37, TRAIN.offsets, TRAIN.labels)
+    with pytest.raises(TrainingError, match="not finite in epoch 1"):
+        train_aggregators(AggregatorTraining(name="attention", epochs=1, learning_rate=1e3), huge, VALIDATION, [0])
+
+
+def test_config_refuses_unknown_keys_and_describes_every_field():
+    with pytest.raises(ValueError, match="epoch_count"):
+        AggregatorTraining(epoch_count=3)
+    assert all(field.description for field in AggregatorTraining.model_fields.values())
