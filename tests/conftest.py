@@ -1,0 +1,37 @@
+"""What every test shares: one thread per process (tests run side by side), small settings, a small cohort."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+TINY = [
+    "encoder.options={channels: [8, 8, 16, 16], stem_width: 8}",
+    "projector={hidden_dim: 16, output_dim: 8, norm: batch}",
+    "pretrain.epochs=2",
+    "pretrain.batch_size=64",
+    "aggregator.epochs=4",
+    "refine.epochs=4",
+    "refine.warmup_epochs=1",
+    "refine.refresh_every=2",
+    "refine.batch_size=64",
+    "evaluation={retrainings: 2, bootstrap: 50}",
+]
+"""Overrides of the demo recipe that make a whole run a matter of seconds."""
+
+
+@pytest.fixture(scope="session")
+def tiny_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest embedded cohort, drawn once per process."""
+    from its2clr.cohort.synthetic import make_synthetic
+
+    folder = tmp_path_factory.mktemp("cohort") / "tiny"
+    make_synthetic(folder, size="tiny", workers=1)
+    return folder

@@ -1,0 +1,104 @@
+import pytest
+import torch
+
+from its2clr.config import EncoderConfig, resolve_config
+from its2clr.encoders import create_encoder, extract_features
+from its2clr.encoders.weights import create_network, fingerprint, load_network, save_network
+from its2clr.engine.devices import Engine
+from its2clr.engine.tiles import TileStore
+from its2clr.errors import InputError
+from tests.conftest import TINY
+
+
+@pytest.fixture(scope="module")
+def engine():
+    engine = Engine()
+    engine.bars.enabled = False
+    return engine
+
+
+@pytest.fixture(scope="module")
+def tiles():
+    return TileStore(torch.randint(0, 256, (37, 3, 32, 32), dtype=torch.uint8), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return create_network(resolve_config("demo", TINY))
+
+
+def test_features_do_not_depend_on_the_batch_size_or_on_the_state_of_training(network, tiles, engine):
+    network.train()
+    whole = extract_features(network.encoder, tiles, engine, batch_size=64)
+    assert network.training
+    parts = extract_features(network.encoder, tiles, engine, batch_size=5)
+    assert torch.allclose(whole, parts, atol=1e-5)
+    assert torch.equal(whole, extract_features(network.encoder, tiles, engine, batch_size=64))
+    single = network.encoder.eval()(tiles.images[3:4])
+    assert torch.allclose(whole[3:4], single, atol=1e-5)
+
+
+def test_tiles_are_normalised_with_the_encoders_constants():
+    encoder = create_encoder(EncoderConfig(name="resnet18", options={"channels": [8, 8, 8, 8], "stem_width": 8}))
+    seen = {}
+    encoder.backbone.register_forward_pre_hook(lambda _, inputs: seen.update(x=inputs[0]))
+    tiles = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    encoder(tiles)
+    for channel in range(3):
+        expected = (tiles[:, channel] / 255 - EncoderConfig().mean[channel]) / EncoderConfig().std[channel]
+        assert torch.allclose(seen["x"][:, channel], expected, atol=1e-6)
+
+
+def test_gradients_reach_every_parameter_of_the_encoder(network):
+    from its2clr.refine.supcon import supervised_contrastive_loss
+
+    _, embeddings = network.train()(torch.rand(8, 3, 32, 32))
+    supervised_contrastive_loss(embeddings, torch.arange(8) % 2, None, 0.2).backward()
+    missing = [n for n, p in network.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert missing == []
+    # timm starts the last batch norm of a residual branch at zero, so what stands before it has zero gradient.
+    assert network.encoder.backbone.conv1.weight.grad.abs().sum() > 0
+
+
+def test_instance_norm_features_do_not_depend_on_the_rest_of_the_batch():
+    config = EncoderConfig(norm="instance", options={"channels": [8, 8, 8, 8], "stem_width": 8})
+    encoder = create_encoder(config).train()
+    tiles = torch.rand(4, 3, 64, 64)
+    assert torch.allclose(encoder(tiles)[:2], encoder(tiles[:2]), atol=1e-5)
+
+
+def test_saved_networks_come_back_equal(network, tmp_path):
+    path = tmp_path / "encoder.safetensors"
+    save_network(path, network, resolve_config("demo", TINY), {"name": "simclr"})
+    loaded = load_network(path)
+    images = torch.rand(3, 3, 32, 32)
+    for one, other in zip(network.eval()(images), loaded.eval()(images), strict=True):
+        assert torch.equal(one, other)
+    first = fingerprint(path)
+    save_network(path, create_network(resolve_config("demo", TINY)), resolve_config("demo", TINY), {})
+    assert fingerprint(path) != first
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"name": "resnet81"}, "closest: resnet"),
+        ({"name": "resnet18", "options": {"width": 3}}, "options"),
+    ],
+)
+def test_a_wrong_name_or_option_is_said(config, message):
+    with pytest.raises(InputError, match=message):
+        create_encoder(EncoderConfig(**config))
+
+
+def test_weights_of_another_model_are_refused(network, tmp_path):
+    from its2clr.engine.checkpoint import load_checkpoint, save_checkpoint
+
+    path = tmp_path / "encoder.safetensors"
+    save_network(path, network, resolve_config("demo", TINY), {})
+    tensors, state = load_checkpoint(path)
+    tensors.pop("encoder.backbone.conv1.weight")
+    save_checkpoint(path, tensors, state)
+    with pytest.raises(InputError, match=r"do not fit[\s\S]*conv1.weight"):
+        load_network(path)

@@ -1,0 +1,157 @@
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from its2clr.config import resolve_config
+from its2clr.engine.checkpoint import load_checkpoint, save_checkpoint
+from its2clr.engine.devices import Engine
+from its2clr.engine.files import atomic_path
+from its2clr.engine.guard import CollapseGuard, embedding_spread
+from its2clr.engine.rundir import RunDirectory, TrainingState
+from its2clr.engine.seeds import derive_seed
+from its2clr.errors import InputError, TrainingError
+from tests.conftest import TINY
+
+
+@pytest.fixture
+def run(tmp_path):
+    engine = Engine()
+    engine.bars.enabled = False
+    return RunDirectory(tmp_path / "run", resolve_config("demo", TINY), tmp_path / "cohort", engine)
+
+
+def reopen(run, *overrides, cohort=None):
+    return RunDirectory(run.path, resolve_config("demo", [*TINY, *overrides]), cohort, run.engine)
+
+
+def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), atomic_path(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_checkpoints_round_trip_and_damage_is_said(tmp_path):
+    path = tmp_path / "c.safetensors"
+    save_checkpoint(path, {"a": torch.arange(3.0)}, {"epoch": 2})
+    tensors, state = load_checkpoint(path)
+    assert (tensors["a"].tolist(), state) == ([0, 1, 2], {"epoch": 2})
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(InputError, match="not a readable safetensors"):
+        load_checkpoint(path)
+    with pytest.raises(InputError, match="no such checkpoint"):
+        load_checkpoint(tmp_path / "none")
+
+
+def test_changed_settings_are_refused_with_the_difference(run, tmp_path):
+    assert reopen(run).config == run.config
+    with pytest.raises(InputError, match=r"refine.temperature: 0\.2 -> 0\.5"):
+        reopen(run, "refine.temperature=0.5")
+    with pytest.raises(InputError, match="cohort: .* -> elsewhere"):
+        reopen(run, cohort="elsewhere")
+
+
+def test_a_resumed_optimiser_goes_on_as_if_nothing_happened(run):
+    def build():
+        torch.manual_seed(0)
+        network = nn.Linear(3, 2)
+        return network, torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+
+    def step(network, optimiser, seed):
+        inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+        optimiser.zero_grad()
+        network(inputs).square().sum().backward()
+        optimiser.step()
+
+    network, optimiser = build()
+    for seed in range(4):
+        step(network, optimiser, seed)
+    other, other_optimiser = build()
+    state = TrainingState(run, "test", other, other_optimiser)
+    assert state.resume() == 0
+    for seed in range(2):
+        step(other, other_optimiser, seed)
+    state.tensors["extra"] = torch.ones(2)
+    state.notes["best"] = 0.5
+    state.save(2)
+    fresh, fresh_optimiser = build()
+    resumed = TrainingState(run, "test", fresh, fresh_optimiser)
+    assert resumed.resume() == 2
+    assert (resumed.notes, resumed.tensors["extra"].tolist()) == ({"best": 0.5}, [1, 1])
+    for seed in range(2, 4):
+        step(fresh, fresh_optimiser, seed)
+    assert torch.equal(network.weight, fresh.weight)
+
+
+def test_metrics_of_epochs_that_are_done_again_are_dropped(run):
+    for stage, epoch in [("pretrain", 1), ("refine", 1), ("refine", 2), ("refine", 3)]:
+        run.log(stage, epoch, 3, {"loss": 1.0})
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"stage": "ref')  # a line cut short by a kill
+    run.forget_after("refine", 1)
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["stage"], line["epoch"]) for line in lines] == [("pretrain", 1), ("refine", 1)]
+
+
+def test_stages_are_remembered(run):
+    assert run.done("pretrain") is None
+    run.mark_done("pretrain", epochs=3)
+    assert reopen(run).done("pretrain") == {"epochs": 3}
+
+
+def test_collapse_is_seen_after_some_epochs_and_stops_with_advice():
+    guard = CollapseGuard("refine", rows=101, patience=2)
+    guard.check(1, math.log(100), spread=0.001)
+    guard.check(2, math.log(100), spread=0.5)  # spread again: the count starts anew
+    guard.check(3, math.log(100), spread=0.001)
+    with pytest.raises(TrainingError, match=r"refine: the representation collapsed by epoch 4.*refine.temperature"):
+        guard.check(4, math.log(100) - 0.01, spread=0.001)
+
+
+def test_a_healthy_training_is_not_stopped():
+    guard = CollapseGuard("refine", rows=101, patience=1)
+    for epoch in range(20):
+        guard.check(epoch, 3.0, spread=0.001)
+        guard.check(epoch, math.log(100), spread=0.4)
+
+
+def test_spread_is_zero_for_a_point_and_near_one_for_all_directions():
+    assert embedding_spread(torch.ones(20, 5) * torch.rand(20, 1).add(0.1)) == pytest.approx(0, abs=1e-6)
+    assert embedding_spread(torch.randn(5000, 16, generator=torch.Generator().manual_seed(0))) > 0.9
+
+
+def test_seeds_depend_on_every_key_and_nothing_else():
+    assert derive_seed(0, "a", 1) == derive_seed(0, "a", 1)
+    assert len({derive_seed(0, "a", 1), derive_seed(0, "a", 2), derive_seed(1, "a", 1), derive_seed(0, "b", 1)}) == 4
+
+
+def test_not_a_number_stops_with_advice():
+    from its2clr.engine.tiles import TileStore
+    from its2clr.training import Batches, train_epoch
+
+    config = resolve_config("demo", TINY)
+    engine = Engine()
+    engine.bars.enabled = False
+    from its2clr.encoders.weights import create_network
+
+    network = create_network(config)
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+    tiles = TileStore(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.device("cpu"))
+    with pytest.raises(TrainingError, match="became nan in epoch 3"):
+        train_epoch(
+            network,
+            optimiser,
+            tiles,
+            Batches(torch.arange(8)[None]),
+            lambda embeddings, labels, anchors: embeddings.sum() * float("nan"),
+            config.refine.views,
+            engine,
+            [0.1],
+            (0, "refine", 3),
+        )

@@ -1,0 +1,90 @@
+import math
+
+import numpy as np
+import pytest
+
+from its2clr.refine.pseudo_labels import partition
+
+
+def slow_partition(bags, labels, threshold, ratio):
+    """The pools of section 3.2 by loops over instances."""
+    negative_bag, positives, negatives, index = [], [], [], 0
+    for bag, label in zip(bags, labels, strict=True):
+        top, top_index, any_positive = -1.0, None, False
+        members = []
+        for probability in bag:
+            if label == 0:
+                negative_bag.append(index)
+            else:
+                members.append((index, probability))
+                any_positive |= probability > threshold
+                if probability > top:
+                    top, top_index = probability, index
+            index += 1
+        for place, probability in members:
+            if probability > threshold or (not any_positive and place == top_index):
+                positives.append((probability, place))
+            else:
+                negatives.append((probability, place))
+    positives.sort(key=lambda item: (-item[0], item[1]))
+    negatives.sort()
+    kept_positives = positives[: math.ceil(round(ratio * len(positives), 9))]
+    kept_negatives = negatives[: math.ceil(round(ratio * len(negatives), 9))]
+    return negative_bag, sorted(p for _, p in kept_positives), sorted(p for _, p in kept_negatives)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("ratio", [0.01, 0.2, 0.55, 1.0])
+def test_equals_the_slow_reference(seed, ratio):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, 8)
+    bags = [np.round(rng.random(rng.integers(1, 12)), 1) for _ in labels]  # one decimal: ties are common
+    threshold = float(rng.choice([0.0, 0.3, 0.5, 0.95]))
+    expected = slow_partition(bags, labels, threshold, ratio)
+    per_bag = partition(bags, labels, threshold, ratio)
+    sizes = [len(bag) for bag in bags]
+    ids = np.repeat(np.arange(len(bags)), sizes)
+    flat = partition(np.concatenate(bags), np.repeat(labels, sizes), threshold, ratio, bag_ids=ids)
+    for pools in (per_bag, flat):
+        assert pools.negative_bag.tolist() == expected[0]
+        assert pools.pseudo_positive.tolist() == expected[1]
+        assert pools.pseudo_negative.tolist() == expected[2]
+
+
+def test_positive_bag_below_the_threshold_keeps_its_top_instance():
+    pools = partition([[0.1, 0.2], [0.9, 0.1], [0.05]], [1, 1, 0], threshold=0.5, ratio=1.0)
+    assert pools.pseudo_positive.tolist() == [1, 2]
+    assert pools.pseudo_negative.tolist() == [0, 3]
+    assert pools.negative_bag.tolist() == [4]
+
+
+def test_flat_without_bags_counts_the_positive_bags_as_one():
+    pools = partition([0.1, 0.25, 0.2, 0.9], [1, 1, 1, 0], threshold=0.5, ratio=1.0)
+    assert pools.pseudo_positive.tolist() == [1]
+    assert pools.negative_bag.tolist() == [3]
+
+
+def test_probability_at_the_threshold_is_negative():
+    pools = partition(np.array([0.3, 0.31]), np.array([1, 1]), threshold=0.3, ratio=1.0)
+    assert pools.pseudo_positive.tolist() == [1]
+
+
+def test_share_is_rounded_up_but_not_by_rounding_noise():
+    pools = partition(np.linspace(0.6, 0.9, 30), np.ones(30, int), threshold=0.5, ratio=0.1)
+    assert len(pools.pseudo_positive) == 3  # 0.1 * 30 is 3.0000000000000004 in floating point
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([0.1], [2], 0.3, 1.0), "0 or 1"),
+        (([0.1, 0.2], [1], 0.3, 1.0), "one bag label per instance"),
+        (([[0.1], [0.2]], [1], 0.3, 1.0), "2 bags of probabilities but 1"),
+        (([0.1], [1], 0.3, 0.0), "ratio"),
+        (([0.1], [1], 1.3, 1.0), "threshold"),
+        (([float("nan")], [1], 0.3, 1.0), "NaN"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        partition(*arguments)

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+from its2clr.errors import TrainingError
+from its2clr.refine.pseudo_labels import Pools
+from its2clr.refine.sampling import cycle, sample_batches
+
+POOLS = Pools(np.arange(0, 40), np.arange(40, 47), np.arange(50, 80))
+
+
+def draw(**changes):
+    arguments = {"pools": POOLS, "steps": 30, "batch_size": 20, "positive_fraction": 0.2, "warmup_anchors": None}
+    arguments |= changes
+    return sample_batches(**arguments, generator=np.random.default_rng(0))
+
+
+def test_batches_hold_the_wanted_share_of_positives_from_the_right_pools():
+    batches = draw()
+    labels, indices = batches.labels.numpy(), batches.indices.numpy()
+    assert (labels.sum(1) == 4).all()
+    assert np.isin(indices[labels == 1], POOLS.pseudo_positive).all()
+    assert set(indices[labels == 0]) == {*POOLS.negative_bag, *POOLS.pseudo_negative}
+    assert batches.anchors.all()
+
+
+@pytest.mark.parametrize(("side", "label"), [("negative", 0), ("positive", 1)])
+def test_warm_up_takes_negatives_from_negative_bags_and_anchors_from_one_side(side, label):
+    batches = draw(warmup_anchors=side)
+    labels, indices = batches.labels.numpy(), batches.indices.numpy()
+    assert np.isin(indices[labels == 0], POOLS.negative_bag).all()
+    assert set(indices[labels == 1]) == set(POOLS.pseudo_positive)
+    assert np.array_equal(batches.anchors.numpy(), labels == label)
+
+
+def test_every_member_of_a_pool_comes_equally_often():
+    counts = np.bincount(cycle(np.arange(7), 7 * 5 + 3, np.random.default_rng(1)))
+    assert set(counts) <= {5, 6}
+    assert counts.sum() == 38
+
+
+def test_positives_are_spread_over_the_columns():
+    assert set(draw().labels.numpy()[0].nonzero()[0]) != set(range(4))
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.999])
+def test_both_kinds_are_in_every_batch(fraction):
+    assert set(draw(positive_fraction=fraction).labels.sum(1).tolist()) <= {1, 19}
+
+
+def test_same_generator_same_batches():
+    assert (draw().indices == draw().indices).all()
+
+
+@pytest.mark.parametrize("empty", ["negative_bag", "pseudo_positive"])
+def test_an_empty_pool_is_said(empty):
+    pools = Pools(**({**vars(POOLS)} | {empty: np.empty(0, dtype=np.int64)}))
+    with pytest.raises(TrainingError, match="both kinds"):
+        draw(pools=pools, warmup_anchors="negative")

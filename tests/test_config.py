@@ -1,0 +1,81 @@
+import pytest
+import yaml
+
+from its2clr.config import RunConfig, config_difference, read_recipe, recipe_names, resolve_config
+from its2clr.errors import InputError
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_valid(name):
+    assert isinstance(resolve_config(name), RunConfig)
+
+
+def test_the_camelyon16_recipe_holds_the_papers_settings():
+    config = resolve_config("camelyon16")
+    pretrain, refine, aggregator = config.pretrain, config.refine, config.aggregator
+    assert (config.encoder.name, config.encoder.norm) == ("resnet18", "instance")
+    assert (config.projector.hidden_dim, config.projector.output_dim) == (512, 256)
+    assert (pretrain.epochs, pretrain.batch_size, pretrain.temperature) == (600, 512, 0.5)
+    assert (pretrain.learning_rate, pretrain.weight_decay, pretrain.schedule) == (0.03, 1e-4, "cosine")
+    assert (refine.epochs, refine.batch_size, refine.learning_rate, refine.temperature) == (50, 512, 0.01, 0.07)
+    assert (refine.threshold, refine.positive_fraction) == (0.3, 0.2)
+    assert (refine.initial_ratio, refine.final_ratio) == (0.2, 0.8)
+    assert (refine.warmup_epochs, refine.refresh_every, refine.momentum) == (15, 5, 0.0)
+    assert (aggregator.name, aggregator.epochs, aggregator.learning_rate) == ("dsmil", 350, 2e-4)
+    assert (aggregator.step_size, aggregator.gamma, aggregator.bags_per_step) == (75, 0.5, 1)
+    views = refine.views
+    assert (views.jitter_probability, views.grayscale_probability, views.blur_kernel) == (0.8, 0.2, 0.06)
+    assert (views.brightness, views.contrast, views.saturation, views.hue) == (0.8, 0.8, 0.8, 0.2)
+    assert (views.horizontal_flip, views.vertical_flip, views.crop_scale) == (0.5, 0.5, None)
+
+
+def test_overrides_as_text_and_as_mapping():
+    config = resolve_config("demo", ["refine.epochs=7", "refine.views.crop_scale=[0.5, 1.0]", "aggregator.name=max"])
+    assert (config.refine.epochs, config.refine.views.crop_scale, config.aggregator.name) == (7, (0.5, 1.0), "max")
+    assert resolve_config("demo", {"refine.epochs": 7}).refine.epochs == 7
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["refine.epoch=7"], "refine.epoch: unknown key, did you mean 'epochs'"),
+        (["refine.views.brightnes=0.1"], "did you mean 'brightness'"),
+        (["refin.epochs=7"], "did you mean 'refine'"),
+        (["aggregator.learningrate=1"], "did you mean 'learning_rate'"),
+        (["refine.threshold=1.5"], "refine.threshold"),
+        (["refine.epochs=many"], "refine.epochs"),
+        (["refine.warmup_epochs=60"], "larger than epochs"),
+        (["refine.views.crop_scale=[0.9, 0.1]"], "crop_scale"),
+        (["refine.epochs"], "expected key=value"),
+        (["seed.x=1"], "seed is a single value"),
+        (["refine.epochs=[1"], "not valid YAML"),
+    ],
+)
+def test_a_wrong_setting_is_named(overrides, message):
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+        resolve_config(None, overrides if "seed.x" not in overrides[0] else ["seed=1", *overrides])
+
+
+def test_an_unknown_recipe_names_the_closest():
+    with pytest.raises(InputError, match="did you mean 'demo'"):
+        read_recipe("demos")
+
+
+def test_a_recipe_file_of_the_users(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"refine": {"epochs": 3, "warmup_epochs": 0}}))
+    assert resolve_config(path).refine.epochs == 3
+    path.write_text("- a\n- b\n")
+    with pytest.raises(InputError, match="expected keys and values"):
+        resolve_config(path)
+
+
+def test_a_config_survives_its_yaml():
+    config = resolve_config("demo")
+    assert RunConfig.model_validate(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
+
+
+def test_difference_names_keys_but_not_the_device():
+    config = resolve_config("demo")
+    other = resolve_config("demo", ["refine.epochs=3", "engine.accelerator=cpu"])
+    assert config_difference(config, other) == [f"refine.epochs: {config.refine.epochs} -> 3"]
