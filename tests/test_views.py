@@ -45,7 +45,9 @@ def test_grayscale_equals_torchvision(images):
 
 def test_blur_equals_torchvision(images):
     sigmas = torch.linspace(0.1, 2.0, len(images))
-    expected = torch.stack([reference.gaussian_blur(i, [5, 5], [float(s)] * 2) for i, s in zip(images, sigmas, strict=True)])
+    expected = torch.stack(
+        [reference.gaussian_blur(i, [5, 5], [float(s)] * 2) for i, s in zip(images, sigmas, strict=True)]
+    )
     assert torch.allclose(views.gaussian_blur(images, sigmas, 5), expected, atol=1e-5)
 
 

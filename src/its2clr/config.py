@@ -56,9 +56,7 @@ class ViewsConfig(Section):
     grayscale_probability: Probability = Field(0.2, description="share of tiles turned gray")
     blur_probability: Probability = Field(0.5, description="share of tiles blurred")
     blur_kernel: Probability = Field(0.06, description="blur kernel as a share of the tile's side")
-    blur_sigma: tuple[Positive, Positive] = Field(
-        (0.1, 2.0), description="range of the blur's sigma in pixels"
-    )
+    blur_sigma: tuple[Positive, Positive] = Field((0.1, 2.0), description="range of the blur's sigma in pixels")
     horizontal_flip: Probability = Field(0.5, description="probability of a left-right flip")
     vertical_flip: Probability = Field(0.5, description="probability of an up-down flip")
     crop_scale: tuple[Share, Share] | None = Field(
@@ -88,9 +86,7 @@ class PretrainConfig(OptimiserConfig):
     """SimCLR (paper, appendix A.2)."""
 
     method: Literal["simclr"] = Field("simclr", description="self-supervised method")
-    epochs: Annotated[int, Field(ge=0)] = Field(
-        600, description="passes over the training instances; 0 skips"
-    )
+    epochs: Annotated[int, Field(ge=0)] = Field(600, description="passes over the training instances; 0 skips")
     batch_size: Annotated[int, Field(ge=2)] = Field(512, description="instances per step over all processes")
     temperature: Positive = Field(0.5, description="temperature of NT-Xent")
     views: ViewsConfig = Field(default_factory=lambda: ViewsConfig(crop_scale=(0.08, 1.0)))
@@ -103,16 +99,12 @@ class RefineConfig(OptimiserConfig):
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD momentum")
     epochs: Count = Field(50, description="T: refinement epochs")
     batch_size: Annotated[int, Field(ge=4)] = Field(512, description="instances per step over all processes")
-    steps_per_epoch: Count | None = Field(
-        None, description="null: training instances / batch_size, rounded up"
-    )
+    steps_per_epoch: Count | None = Field(None, description="null: training instances / batch_size, rounded up")
     temperature: Positive = Field(0.07, description="temperature of the supervised contrastive loss")
     threshold: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.3, description="eta: probability above which an instance is pseudo-positive"
     )
-    positive_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.2, description="p_+: share of positive anchors"
-    )
+    positive_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="p_+: share of positive anchors")
     initial_ratio: Share = Field(0.2, description="r_0: most confident share used after the warm-up")
     final_ratio: Share = Field(0.8, description="r_T: most confident share used at the last epoch")
     warmup_epochs: Annotated[int, Field(ge=0)] = Field(
@@ -142,9 +134,7 @@ class RefineConfig(OptimiserConfig):
 class EvaluationConfig(Section):
     """How the frozen models are measured."""
 
-    retrainings: Count = Field(
-        5, description="aggregators trained anew per encoder; mean and deviation over them"
-    )
+    retrainings: Count = Field(5, description="aggregators trained anew per encoder; mean and deviation over them")
     bootstrap: Count = Field(1000, description="resamples of the bags for 95% intervals")
 
 
@@ -173,9 +163,7 @@ class RunConfig(Section):
 
 def recipe_names() -> list[str]:
     """Names of the recipes in the package."""
-    return sorted(
-        p.name[:-5] for p in resources.files("its2clr.recipes").iterdir() if p.name.endswith(".yaml")
-    )
+    return sorted(p.name[:-5] for p in resources.files("its2clr.recipes").iterdir() if p.name.endswith(".yaml"))
 
 
 def read_recipe(recipe: str | Path) -> dict[str, Any]:
@@ -186,9 +174,7 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
         text = Path(recipe).read_text(encoding="utf-8")
     else:
         hint = _closest(str(recipe), recipe_names())
-        raise InputError(
-            f"no recipe named {str(recipe)!r}{hint}; known: {', '.join(recipe_names())}, or a .yaml file"
-        )
+        raise InputError(f"no recipe named {str(recipe)!r}{hint}; known: {', '.join(recipe_names())}, or a .yaml file")
     try:
         values = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -198,9 +184,7 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
     return values
 
 
-def resolve_config(
-    recipe: str | Path | None = None, overrides: Sequence[str] | Mapping[str, Any] = ()
-) -> RunConfig:
+def resolve_config(recipe: str | Path | None = None, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
     """Make a checked config from a recipe and overrides.
 
     Args:

@@ -5,6 +5,7 @@ A stage reads what the one before wrote into the run directory. Nothing here can
 """
 
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -59,9 +60,7 @@ class Stages:
             return
         network = self._fresh_network()
         if self.config.pretrain.epochs > 0:
-            self.engine.say(
-                f"pretrain: {self.config.pretrain.method} on {len(self.train.tiles)} training tiles"
-            )
+            self.engine.say(f"pretrain: {self.config.pretrain.method} on {len(self.train.tiles)} training tiles")
             tiles = self.train.tiles
             pretrain(network, tiles, self.config.pretrain, self.engine, self.run, self.config.seed)
         self._save(START, network)
@@ -130,9 +129,7 @@ class Stages:
         if any(file is None or file.encoder != maker for file in files):
             network = load_network(weights).to(self.engine.device)
             tiles = self._tiles(cohort)
-            flat = extract_features(
-                network.encoder, tiles, self.engine, self.config.engine.extract_batch_size
-            )
+            flat = extract_features(network.encoder, tiles, self.engine, self.config.engine.extract_batch_size)
             if self.engine.is_writer:
                 write_features(cohort, flat.cpu().numpy(), folder, maker)
         else:
@@ -140,6 +137,14 @@ class Stages:
         self.engine.barrier()
         known = None if labels is None else torch.from_numpy(labels)
         return BagFeatures(flat.to(self.engine.device), torch.from_numpy(cohort.offsets()), known)
+
+    def represent(self, encoder: str, cohort: Cohort) -> BagFeatures:
+        """An encoder's features of any cohort's bags, computed and not kept."""
+        self._require(encoder)
+        network = load_network(self.run.checkpoint(f"encoder-{encoder}")).to(self.engine.device)
+        tiles = self._tiles(cohort)
+        flat = extract_features(network.encoder, tiles, self.engine, self.config.engine.extract_batch_size)
+        return BagFeatures(flat, torch.from_numpy(cohort.offsets()))
 
     def fit(self) -> None:
         """Every stage of training, in order."""
@@ -150,12 +155,10 @@ class Stages:
 
     def _tiles(self, cohort: Cohort) -> TileStore:
         """Tiles of a cohort; those of the training and validation bags are decoded once only."""
-        if cohort.path == self.cohort.path:
-            names = set(cohort.bags["split"])
-            if names == {"train"}:
-                return self.train.tiles
-            if names == {"val"}:
-                return self.validation.tiles
+        if cohort.path.resolve() == self.cohort.path.resolve():
+            for bags in (self.train, self.validation):
+                if np.array_equal(cohort.bags["bag_id"].to_numpy(dtype=str), bags.bag_ids):
+                    return bags.tiles
         return TileStore.from_cohort(cohort.without_labels(), self.engine.device)
 
     def _fresh_network(self) -> EmbeddingNetwork:
@@ -185,7 +188,7 @@ class Stages:
 
 
 def write_features(
-    cohort: Cohort, features: np.ndarray[tuple[int, int], np.dtype[np.float32]], folder: object, maker: str
+    cohort: Cohort, features: np.ndarray[tuple[int, int], np.dtype[np.float32]], folder: Path, maker: str
 ) -> None:
     """Write one feature file per bag of a cohort."""
     offsets = cohort.offsets()
@@ -193,7 +196,7 @@ def write_features(
         tiles = cohort.tile_file(bag_id)
         rows = slice(offsets[number], offsets[number + 1])
         write_feature_file(
-            feature_path(str(folder), tiles.bag_id),
+            feature_path(folder, tiles.bag_id),
             FeatureFile(features[rows], tiles.coords, maker),
             bag_id=tiles.bag_id,
             tile_size=tiles.tile_size,

@@ -125,9 +125,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
     weights = torch.exp(-0.5 * (position / sigma[:, None]) ** 2)
     weights = (weights / weights.sum(1, keepdim=True)).repeat_interleave(channels, 0)  # (B*3, k)
     margin = kernel_size // 2
-    stacked = F.pad(images, (margin,) * 4, mode="reflect").reshape(
-        1, count * channels, height + 2 * margin, -1
-    )
+    stacked = F.pad(images, (margin,) * 4, mode="reflect").reshape(1, count * channels, height + 2 * margin, -1)
     stacked = F.conv2d(stacked, weights[:, None, None, :], groups=count * channels)
     stacked = F.conv2d(stacked, weights[:, None, :, None], groups=count * channels)
     return stacked.reshape(count, channels, height, width)

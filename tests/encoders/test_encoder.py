@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tests.conftest import TINY
 
 from its2clr.config import EncoderConfig, resolve_config
 from its2clr.encoders import create_encoder, extract_features
@@ -7,7 +8,6 @@ from its2clr.encoders.weights import create_network, fingerprint, load_network, 
 from its2clr.engine.devices import Engine
 from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError
-from tests.conftest import TINY
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from tests.conftest import TINY
 from torch import nn
 
 from its2clr.config import resolve_config
@@ -13,7 +14,6 @@ from its2clr.engine.guard import CollapseGuard, embedding_spread
 from its2clr.engine.rundir import RunDirectory, TrainingState
 from its2clr.engine.seeds import derive_seed
 from its2clr.errors import InputError, TrainingError
-from tests.conftest import TINY
 
 
 @pytest.fixture

@@ -143,9 +143,7 @@ def test_undefined_resamples_are_drawn_again():
 def test_strata_keep_their_sizes():
     labels = np.array([0, 0, 0, 1, 1, 0, 2])
     for_all = []
-    bootstrap_interval(
-        lambda drawn: for_all.append(sorted(labels[drawn])) or 0.0, 7, resamples=20, labels=labels
-    )
+    bootstrap_interval(lambda drawn: for_all.append(sorted(labels[drawn])) or 0.0, 7, resamples=20, labels=labels)
     assert for_all == [[0, 0, 0, 0, 1, 1, 2]] * 20
 
 

@@ -52,9 +52,7 @@ def test_churn():
 
 def slow_spearman(first, second):
     def ranks(values):
-        return [
-            sum(other < v for other in values) + (sum(other == v for other in values) + 1) / 2 for v in values
-        ]
+        return [sum(other < v for other in values) + (sum(other == v for other in values) + 1) / 2 for v in values]
 
     return np.corrcoef(ranks(first), ranks(second))[0, 1]
 
@@ -74,9 +72,7 @@ def test_seed_agreement_equals_the_slow_reference():
     pairs = [(0, 1), (0, 2), (1, 2)]
     agreement = seed_agreement(seeds, 0.4, labels)
     assert agreement.spearman == pytest.approx(np.mean([slow_spearman(kept[i], kept[j]) for i, j in pairs]))
-    assert agreement.kappa == pytest.approx(
-        np.mean([slow_kappa(kept[i] > 0.4, kept[j] > 0.4) for i, j in pairs])
-    )
+    assert agreement.kappa == pytest.approx(np.mean([slow_kappa(kept[i] > 0.4, kept[j] > 0.4) for i, j in pairs]))
 
 
 def test_seed_agreement_leaves_undefined_pairs_out():
@@ -117,9 +113,7 @@ def test_false_positives_are_said():
     wrong = healthy()
     wrong[[0, 1]] = 0.9
     (sentence,) = warnings_after(wrong)
-    assert sentence.startswith(
-        "10% of instances from negative bags are scored positive: raise refine.threshold"
-    )
+    assert sentence.startswith("10% of instances from negative bags are scored positive: raise refine.threshold")
 
 
 def test_uninformative_pseudo_labels_are_said():

@@ -69,7 +69,5 @@ def read_feature_file(path: str | Path) -> FeatureFile:
     except (OSError, KeyError) as error:
         raise InputError(f"{path}: not a readable feature file ({error})") from error
     if features.ndim != 2 or coords.shape != (len(features), 2):
-        raise InputError(
-            f"{path}: expected features (N, D) and coords (N, 2), got {features.shape} and {coords.shape}"
-        )
+        raise InputError(f"{path}: expected features (N, D) and coords (N, 2), got {features.shape} and {coords.shape}")
     return FeatureFile(features, coords, encoder)

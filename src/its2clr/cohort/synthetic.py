@@ -37,7 +37,7 @@ from its2clr.errors import InputError
 SizeName = Literal["tiny", "small", "medium", "large"]
 
 SOURCE = "synthetic"
-DRAWING_VERSION = 2
+DRAWING_VERSION = 3
 """Raised whenever the same settings would give another picture."""
 
 _POOL_WORTHWHILE = 20_000_000  # pixels; fewer are drawn sooner than processes start
@@ -56,7 +56,7 @@ class CohortSize(NamedTuple):
 
 SIZES: dict[SizeName, CohortSize] = {
     "tiny": CohortSize(24, 16, 16, grid=(4, 4), tile_size=32, mpp=1.0),
-    "small": CohortSize(80, 40, 80, grid=(7, 7), tile_size=32, mpp=1.0),
+    "small": CohortSize(120, 60, 100, grid=(6, 6), tile_size=32, mpp=1.0),
     "medium": CohortSize(240, 80, 160, grid=(10, 10), tile_size=64, mpp=0.5),
     "large": CohortSize(400, 120, 240, grid=(14, 14), tile_size=64, mpp=0.5),
 }

@@ -101,7 +101,10 @@ ADIPOSE_NUCLEI = NucleusKind(7.0, 1.7, 0.15, 2.6, 0.04, 1.00, 0.10, 0.10, 0.0, 0
 GLANDULAR_NUCLEI = NucleusKind(4.7, 2.6, 0.12, 1.45, 0.05, 0.90, 0.10, 0.15, 0.15, 0.05)
 RESTING_NUCLEI = NucleusKind(9.0, 2.8, 0.12, 1.25, 0.05, 0.95, 0.10, 0.15, 0.10, 0.0)
 ENLARGED_NUCLEI = NucleusKind(11.0, 4.3, 0.14, 1.30, 0.06, 0.85, 0.10, 0.20, 0.30, 0.15)
-TUMOUR_NUCLEI = NucleusKind(11.3, 4.8, 0.26, 1.35, 0.16, 0.95, 0.18, 0.28, 0.30, 0.90)
+TUMOUR_NUCLEI = NucleusKind(14.0, 6.6, 0.26, 1.40, 0.18, 1.30, 0.20, 0.34, 0.25, 0.70)
+
+TUMOUR_CYTOPLASM = 0.15
+"""Haematoxylin that tumour cytoplasm has over reactive cytoplasm."""
 
 HAEMATOXYLIN = np.array([0.65, 0.70, 0.29])
 EOSIN = np.array([0.07, 0.99, 0.11])
@@ -151,7 +154,9 @@ def render_slide(rng: Generator, settings: TissueSettings, positive: bool) -> Sl
     focus = _focus_mask(focus_rng, focus_tiles, settings)
     inside = focus > 0.5
     tissue[inside] = TUMOUR if positive else REACTIVE
-    ground_h, ground_e, cells = _cellular_tissue(focus_rng, malignant if positive else reactive, fibres, settings)
+    ground_h, ground_e, cells = _cellular_tissue(
+        focus_rng, malignant if positive else reactive, settings.evidence if positive else 0.0, fibres, settings
+    )
     haematoxylin += focus * (ground_h - haematoxylin)
     eosin += focus * (ground_e - eosin)
     # A nucleus belongs to the tile that holds its centre; off the border, most of it lies there.
@@ -332,7 +337,7 @@ def _negative_tissue(
     ]
     glandular = _rings(gland_rng, glands.centres, gland_radius, settings)
 
-    haematoxylin[REACTIVE], eosin[REACTIVE], cells = _cellular_tissue(reactive_rng, reactive, fibres, settings)
+    haematoxylin[REACTIVE], eosin[REACTIVE], cells = _cellular_tissue(reactive_rng, reactive, 0.0, fibres, settings)
 
     tissue = np.argmax(regions, axis=0)
     nuclei = np.concatenate(
@@ -353,22 +358,24 @@ def _fibres(rng: Generator, shape: tuple[int, int], scale: float) -> tuple[Float
 
 
 def _cellular_tissue(
-    rng: Generator, kind: NucleusKind, fibres: Floats, settings: TissueSettings
+    rng: Generator, kind: NucleusKind, malignancy: float, fibres: Floats, settings: TissueSettings
 ) -> tuple[Floats, Floats, Nuclei]:
-    """Haematoxylin, eosin and nuclei of reactive tissue and of tumour alike, which differ in `kind` only.
+    """Haematoxylin, eosin and nuclei of reactive tissue (malignancy 0) and of tumour (up to 1).
 
     Cells lie in cytoplasm or, where the tissue is loose, further apart between the fibres of the stroma, so
-    that the colour of a tile ranges from that of stroma to that of lymphoid tissue.
+    that the colour of a tile ranges from that of stroma to that of lymphoid tissue. Tumour grows as a solid
+    sheet: less stroma between its cells, fewer lymphocytes, bluer cytoplasm.
     """
     scale = 1.0 / settings.mpp
     shape = fibres.shape[0], fibres.shape[1]
     compact = 1 / (1 + np.exp(-2 * (rng.normal(0, 0.7) + smooth_noise(rng, shape, 14 * scale))))
+    compact += malignancy * (1 - compact)
     mottle = smooth_noise(rng, shape, 3 * scale)
-    haematoxylin = 0.05 + compact * np.clip(0.09 + 0.03 * mottle, 0, 1)
+    haematoxylin = 0.05 + compact * np.clip(0.09 + TUMOUR_CYTOPLASM * malignancy + 0.03 * mottle, 0, 1)
     eosin = fibres + compact * (np.clip(0.36 + 0.06 * mottle, 0, 1) - fibres)
     gap = np.clip(3 * (smooth_noise(rng, shape, 4 * scale) - rng.uniform(1.1, 2.2)), 0, 1)  # pale clefts
     cells = _thin(rng, _scatter(rng, kind, shape, settings), 0.8 + 0.2 * compact)
-    nuclei = np.concatenate([cells, _lymphocytes(rng, 0.12, 0.9, shape, settings)])
+    nuclei = np.concatenate([cells, _lymphocytes(rng, 0.12 * (1 - malignancy), 0.9, shape, settings)])
     return haematoxylin * (1 - gap), eosin * (1 - 0.9 * gap), nuclei
 
 

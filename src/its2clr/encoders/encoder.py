@@ -67,9 +67,7 @@ def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
     config = EncoderConfig(name=name, options=options) if isinstance(name, str) else name
     if not timm.is_model(config.name):
         close = difflib.get_close_matches(config.name, timm.list_models(), n=3)
-        raise InputError(
-            f"encoder.name: timm has no model {config.name!r}; closest: {', '.join(close) or 'none'}"
-        )
+        raise InputError(f"encoder.name: timm has no model {config.name!r}; closest: {', '.join(close) or 'none'}")
     arguments = dict(config.options)
     if config.norm == "instance":
         arguments["norm_layer"] = nn.InstanceNorm2d

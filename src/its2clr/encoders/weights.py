@@ -17,9 +17,7 @@ def create_network(config: RunConfig) -> EmbeddingNetwork:
     return EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, config.projector))
 
 
-def save_network(
-    path: str | Path, network: EmbeddingNetwork, config: RunConfig, notes: dict[str, Any]
-) -> None:
+def save_network(path: str | Path, network: EmbeddingNetwork, config: RunConfig, notes: dict[str, Any]) -> None:
     """Write encoder and projector with all that is needed to rebuild them."""
     state = {
         "its2clr": __version__,
@@ -41,9 +39,7 @@ def load_network(path: str | Path) -> EmbeddingNetwork:
         raise InputError(f"{path}: a checkpoint of its2clr, but not of an encoder")
     # The weights come from this file: nothing is fetched, whatever the first start was.
     encoder = create_encoder(EncoderConfig.model_validate({**state["encoder"], "pretrained": False}))
-    network = EmbeddingNetwork(
-        encoder, create_projector(encoder.feature_dim, ProjectorConfig(**state["projector"]))
-    )
+    network = EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, ProjectorConfig(**state["projector"])))
     load_module(network, tensors, path)
     return network
 

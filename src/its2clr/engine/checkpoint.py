@@ -36,9 +36,7 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
     except SafetensorError as error:
         raise InputError(f"{path}: not a readable safetensors file ({error})") from error
     if "state" not in metadata:
-        raise InputError(
-            f"{path}: a safetensors file, but not a checkpoint of its2clr (no state in its metadata)"
-        )
+        raise InputError(f"{path}: a safetensors file, but not a checkpoint of its2clr (no state in its metadata)")
     return tensors, json.loads(metadata["state"])
 
 

@@ -61,9 +61,7 @@ class Engine:
         """The precision's context for a forward pass outside of a module that was set up."""
         return self.fabric.autocast()
 
-    def set_up(
-        self, network: nn.Module, optimiser: torch.optim.Optimizer
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def set_up(self, network: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Wrap for precision and gradient averaging; batch norm is shared between GPUs of several processes."""
         if self.world_size > 1 and self.device.type == "cuda":
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]

@@ -45,9 +45,7 @@ class RunDirectory:
         InputError: The folder belongs to a run with other settings or another cohort.
     """
 
-    def __init__(
-        self, path: str | Path, config: RunConfig, cohort: str | Path | None, engine: Engine
-    ) -> None:
+    def __init__(self, path: str | Path, config: RunConfig, cohort: str | Path | None, engine: Engine) -> None:
         self.path = Path(path)
         self.engine = engine
         self._writers: dict[str, SummaryWriter] = {}
@@ -66,9 +64,7 @@ class RunDirectory:
             write_text(self.path / "config.yaml", yaml.safe_dump(document, sort_keys=False))
         engine.barrier()
 
-    def _refuse_changes(
-        self, saved: tuple[RunConfig, Path], config: RunConfig, cohort: str | Path | None
-    ) -> None:
+    def _refuse_changes(self, saved: tuple[RunConfig, Path], config: RunConfig, cohort: str | Path | None) -> None:
         difference = config_difference(saved[0], config)
         if cohort is not None and Path(cohort).resolve() != saved[1].resolve():
             difference.insert(0, f"cohort: {saved[1]} -> {cohort}")
@@ -149,9 +145,7 @@ class TrainingState:
         optimiser: Saved and restored.
     """
 
-    def __init__(
-        self, run: RunDirectory, stage: str, network: nn.Module, optimiser: torch.optim.Optimizer
-    ) -> None:
+    def __init__(self, run: RunDirectory, stage: str, network: nn.Module, optimiser: torch.optim.Optimizer) -> None:
         self._run, self._stage = run, stage
         self._network, self._optimiser = network, optimiser
         self._path = run.checkpoint(stage)

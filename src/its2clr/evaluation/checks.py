@@ -18,14 +18,10 @@ def finite_array(values: ArrayLike, name: str) -> NDArray[np.float64]:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(
-            f"{name}: expected numbers in equally long rows, got {type(values).__name__}"
-        ) from error
+        raise InputError(f"{name}: expected numbers in equally long rows, got {type(values).__name__}") from error
     wrong = int(np.count_nonzero(~np.isfinite(array)))
     if wrong:
-        raise InputError(
-            f"{name}: expected finite numbers, got {wrong} of {array.size} that are nan or infinite"
-        )
+        raise InputError(f"{name}: expected finite numbers, got {wrong} of {array.size} that are nan or infinite")
     return array
 
 
@@ -84,9 +80,7 @@ def labels_and_scores(
     positives = int(known_labels.sum())
     negatives = known_labels.size - positives
     if positives == 0 or negatives == 0:
-        raise InputError(
-            f"{name}: expected labels of both classes, got {positives} positive and {negatives} negative"
-        )
+        raise InputError(f"{name}: expected labels of both classes, got {positives} positive and {negatives} negative")
     return known_labels, known_scores
 
 
@@ -95,9 +89,7 @@ def bag_offsets(offsets: ArrayLike, instances: int) -> NDArray[np.int64]:
     array = vector(offsets, "offsets").astype(np.int64)
     if array.size < 2 or array[0] != 0 or array[-1] != instances or np.any(np.diff(array) < 0):
         ends = f"{array[0]} to {array[-1]}" if array.size else "nothing"
-        raise InputError(
-            f"offsets: expected to rise from 0 to {instances} instances, got {array.size} from {ends}"
-        )
+        raise InputError(f"offsets: expected to rise from 0 to {instances} instances, got {array.size} from {ends}")
     return array
 
 

@@ -137,9 +137,7 @@ def _slope_grid(slope_range: tuple[float, float]) -> NDArray[np.float64]:
     return np.unique(np.concatenate([even, np.geomspace(low, high, 17)[1:-1]])) if low > 0 else even
 
 
-def _dice_grid(
-    data: _Weighted, slopes: NDArray[np.float64], intercepts: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _dice_grid(data: _Weighted, slopes: NDArray[np.float64], intercepts: NDArray[np.float64]) -> NDArray[np.float64]:
     """Gives Dice at every slope (rows) and intercept (columns)."""
     grid = np.empty((slopes.size, intercepts.size))
     for row, slope in enumerate(slopes):

@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from its2clr.aggregators.trained import Predictions
 from its2clr.cohort import Cohort
 from its2clr.engine.files import atomic_path, read_json, write_json
 from its2clr.evaluation.bag import bag_metrics
@@ -30,6 +31,11 @@ class Scores:
 
     bags: NDArray[np.float64]
     instances: NDArray[np.float64]
+
+    @classmethod
+    def from_predictions(cls, predictions: Predictions) -> "Scores":
+        """Scores as probabilities in float64, so that confident instances stay ranked."""
+        return cls(predictions.bag_probability, expit(predictions.instance_logit.astype(np.float64)))
 
 
 def evaluate(stages: Stages) -> dict[str, Any]:
@@ -77,9 +83,7 @@ def evaluate(stages: Stages) -> dict[str, Any]:
 
 def predict(stages: Stages, encoder: str, cohort: Cohort) -> Scores:
     """Scores of an encoder's retrained aggregators for the bags of a cohort."""
-    aggregators = stages.aggregate(encoder)
-    predictions = aggregators.predict(stages.features(encoder, cohort))
-    return Scores(predictions.bag_probability, expit(predictions.instance_logit.astype(np.float64)))
+    return Scores.from_predictions(stages.aggregate(encoder).predict(stages.features(encoder, cohort)))
 
 
 def measure(
@@ -201,9 +205,7 @@ def _write_predictions(run: Path, test: Cohort, scores: dict[str, Scores]) -> No
                 }
             )
         )
-        bag_tables.append(
-            test.bags[["bag_id", "label", "group"]].assign(encoder=encoder, probability=bag_probability)
-        )
+        bag_tables.append(test.bags[["bag_id", "label", "group"]].assign(encoder=encoder, probability=bag_probability))
     with atomic_path(run / "predictions.parquet") as temporary:
         pd.concat(tables).to_parquet(temporary, index=False)
     with atomic_path(run / "bag_predictions.csv") as temporary:

@@ -59,9 +59,7 @@ class SeedAgreement(NamedTuple):
     kappa: float
 
 
-def false_positive_share(
-    probabilities: ArrayLike, bag_labels_per_instance: ArrayLike, threshold: float
-) -> float:
+def false_positive_share(probabilities: ArrayLike, bag_labels_per_instance: ArrayLike, threshold: float) -> float:
     """Gives the share of instances from negative bags that are scored positive; nan without negative bags."""
     return _share_above(probabilities, bag_labels_per_instance, threshold, bag_label=0)
 
@@ -71,9 +69,7 @@ def positive_share(probabilities: ArrayLike, bag_labels_per_instance: ArrayLike,
     return _share_above(probabilities, bag_labels_per_instance, threshold, bag_label=1)
 
 
-def churn(
-    previous: ArrayLike | None, current: ArrayLike, bag_labels_per_instance: ArrayLike | None = None
-) -> float:
+def churn(previous: ArrayLike | None, current: ArrayLike, bag_labels_per_instance: ArrayLike | None = None) -> float:
     """Gives the share of instances from positive bags whose pseudo label changed between two rounds.
 
     Args:
@@ -214,9 +210,7 @@ def warnings_of(report: HealthReport) -> list[str]:
             for name, value in (("rank correlation", spearman), ("kappa", kappa))
             if value is not None
         )
-        warnings.append(
-            f"seeds disagree ({numbers}) on which instances are positive: train the aggregator longer"
-        )
+        warnings.append(f"seeds disagree ({numbers}) on which instances are positive: train the aggregator longer")
     return warnings
 
 

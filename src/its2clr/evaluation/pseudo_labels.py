@@ -64,15 +64,11 @@ def _indices(values: ArrayLike, name: str, length: int) -> NDArray[np.int64]:
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise InputError(
-            f"{name}: expected one row of whole numbers, got {array.dtype} of shape {array.shape}"
-        )
+        raise InputError(f"{name}: expected one row of whole numbers, got {array.dtype} of shape {array.shape}")
     if array.min() < 0 or array.max() >= length:
         raise InputError(f"{name}: expected 0 to {length - 1}, got {array.min()} to {array.max()}")
     if np.unique(array).size != array.size:
-        raise InputError(
-            f"{name}: expected each instance once, got {array.size - np.unique(array).size} repeats"
-        )
+        raise InputError(f"{name}: expected each instance once, got {array.size - np.unique(array).size} repeats")
     return array.astype(np.int64)
 
 

@@ -31,8 +31,7 @@ def summarise(values: Sequence[Mapping[str, float]]) -> dict[str, Summary]:
     for place, metrics in enumerate(values):
         if set(metrics) != set(names):
             raise InputError(
-                f"retrainings: expected the metrics {sorted(names)} in each, "
-                f"got {sorted(metrics)} in number {place}"
+                f"retrainings: expected the metrics {sorted(names)} in each, got {sorted(metrics)} in number {place}"
             )
     return {name: _summary([float(metrics[name]) for metrics in values]) for name in names}
 

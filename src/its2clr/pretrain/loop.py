@@ -47,9 +47,7 @@ def pretrain(
         indices = epoch_indices(len(tiles), batch_size, seed, epoch)
         rates = cosine_or_constant(config, epoch, config.epochs, len(indices))
         keys = (seed, "pretrain", epoch + 1)
-        result = train_epoch(
-            wrapped, optimiser, tiles, Batches(indices), objective, config.views, engine, rates, keys
-        )
+        result = train_epoch(wrapped, optimiser, tiles, Batches(indices), objective, config.views, engine, rates, keys)
         guard.check(epoch + 1, result.loss, result.spread)
         state.save(epoch + 1)
         run.log(
@@ -62,16 +60,12 @@ def pretrain(
 
 def epoch_indices(count: int, batch_size: int, seed: int, epoch: int) -> Tensor:
     """A random order of all tiles cut into full batches, (steps, batch_size); the rest sits this epoch out."""
-    order = torch.randperm(
-        count, generator=torch_generator(torch.device("cpu"), seed, "pretrain order", epoch)
-    )
+    order = torch.randperm(count, generator=torch_generator(torch.device("cpu"), seed, "pretrain order", epoch))
     return order[: count // batch_size * batch_size].view(-1, batch_size)
 
 
 def _usable_batch_size(wanted: int, count: int, processes: int) -> int:
     size = min(wanted, count) // processes * processes
     if size < 2 * processes:
-        raise InputError(
-            f"pretraining needs at least two tiles per process, got {count} for {processes} process(es)"
-        )
+        raise InputError(f"pretraining needs at least two tiles per process, got {count} for {processes} process(es)")
     return size

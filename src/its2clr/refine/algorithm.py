@@ -63,7 +63,9 @@ def refine(
     steps = config.steps_per_epoch or math.ceil(len(train.tiles) / batch_size)
     guard = CollapseGuard("refine", 2 * batch_size)
 
-    for epoch in range(state.resume(), config.epochs + 1):  # line 2
+    start = state.resume()
+    run.forget_after("round", start - 1)
+    for epoch in range(start, config.epochs + 1):  # line 2
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
             found = run_round(network.encoder, train, validation, aggregator, seeds, engine)  # lines 3-9
             improved = found.validation_auc >= state.notes.get("best_validation_auc", -math.inf)  # line 11
@@ -77,14 +79,10 @@ def refine(
                     save_network(run.checkpoint(BEST), network, run.config, dict(state.notes))
                 notes = {"epoch": epoch, "improved": improved, "pseudo_labels_replaced": replaced}
                 save_round(run.path / "rounds" / f"{epoch:03d}", found, train, config.threshold, notes)
-            run.log(
-                "round", epoch, config.epochs, {"validation_auc": found.validation_auc, "replaced": replaced}
-            )
+            run.log("round", epoch, config.epochs, {"validation_auc": found.validation_auc, "replaced": replaced})
         if epoch == config.epochs:
             break
-        batches = epoch_batches(
-            state.tensors["probabilities"], train, config, epoch + 1, steps, batch_size, seed
-        )
+        batches = epoch_batches(state.tensors["probabilities"], train, config, epoch + 1, steps, batch_size, seed)
         rates = cosine_or_constant(config, epoch, config.epochs, steps)
         result = train_epoch(  # line 16
             wrapped,

@@ -31,9 +31,7 @@ class Pacing:
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
         if not 0 <= self.warmup_epochs <= self.epochs:
-            raise ValueError(
-                f"warmup_epochs must be between 0 and epochs ({self.epochs}), got {self.warmup_epochs}"
-            )
+            raise ValueError(f"warmup_epochs must be between 0 and epochs ({self.epochs}), got {self.warmup_epochs}")
 
     def ratio(self, epoch: int) -> float:
         """Share of each pool used in an epoch (1 to T)."""

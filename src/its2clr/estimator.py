@@ -1,0 +1,128 @@
+"""The scikit-learn-like face of the package: fit, predict_proba, predict_instances, transform."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from its2clr.cohort import Cohort
+from its2clr.errors import InputError
+
+
+class ItS2CLR:
+    """Learns from bag labels a tile representation, a bag classifier and instance scores.
+
+    Args:
+        recipe: Name of a recipe or a YAML file; None takes the paper's settings.
+        run: Folder of the run. Fitting again with the same settings goes on where it stopped.
+        overrides: Settings that replace the recipe's, by dotted key: `{"refine.epochs": 20}`.
+        verbose: Whether to print progress.
+
+    Example:
+        >>> model = ItS2CLR("demo", run="runs/mine").fit("cohorts/mine")  # doctest: +SKIP
+        >>> model.predict_proba("cohorts/new")[:, 1]  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        recipe: str | Path | None = None,
+        *,
+        run: str | Path = "runs/fit",
+        overrides: Mapping[str, Any] | None = None,
+        verbose: bool = True,
+    ) -> None:
+        self.recipe = recipe
+        self.run = run
+        self.overrides = overrides
+        self.verbose = verbose
+
+    def fit(self, cohort: str | Path | Cohort) -> Self:
+        """Pretrain, aggregate and refine on the training and validation bags; test bags are not touched.
+
+        Args:
+            cohort: A cohort or its folder.
+        """
+        from its2clr.pipeline import open_run
+
+        folder = cohort.path if isinstance(cohort, Cohort) else cohort
+        stages = open_run(self.run, folder, self.recipe, self.overrides or {}, quiet=not self.verbose)
+        stages.fit()
+        self.__dict__.pop("_stages", None)
+        return self
+
+    def evaluate(self) -> dict[str, Any]:
+        """Measure the fitted models on the run's test bags; the content of results.json."""
+        from its2clr.evaluation.frozen import evaluate
+
+        return evaluate(self._stages)
+
+    def predict_proba(self, cohort: str | Path | Cohort) -> NDArray[np.float64]:
+        """Bag probabilities, mean over the retrained aggregators.
+
+        Args:
+            cohort: Bags to predict; their labels are not looked at.
+
+        Returns:
+            (bags, 2): probability of negative and positive, in the order of `cohort.bags`.
+        """
+        positive = self._scores(_opened(cohort)).bags.mean(axis=0)
+        return np.stack([1 - positive, positive], axis=1)
+
+    def predict(self, cohort: str | Path | Cohort) -> NDArray[np.int64]:
+        """Bag labels at probability 0.5."""
+        return (self.predict_proba(cohort)[:, 1] > 0.5).astype(np.int64)
+
+    def predict_instances(self, cohort: str | Path | Cohort) -> pd.DataFrame:
+        """Instance probabilities with their places.
+
+        Returns:
+            One row per instance: `bag_id`, `instance`, `x`, `y` (level 0) and `probability`.
+        """
+        bags = _opened(cohort)
+        index, coords = bags.bag_index(), bags.coords()
+        return pd.DataFrame(
+            {
+                "bag_id": bags.bags["bag_id"].to_numpy()[index],
+                "instance": np.arange(len(index)) - bags.offsets()[index],
+                "x": coords[:, 0],
+                "y": coords[:, 1],
+                "probability": self._scores(bags).instances.mean(axis=0),
+            }
+        )
+
+    def transform(self, cohort: str | Path | Cohort) -> dict[str, NDArray[np.float32]]:
+        """Refined features (instances, D) of every bag."""
+        bags = _opened(cohort)
+        flat = self._features(bags).features.cpu().numpy()
+        parts = np.split(flat, bags.offsets()[1:-1])
+        return dict(zip(bags.bags["bag_id"], parts, strict=True))
+
+    @cached_property
+    def _stages(self) -> Any:
+        from its2clr.pipeline import open_run
+        from its2clr.stages import REFINED
+
+        stages = open_run(self.run, quiet=not self.verbose)
+        if stages.run.done(f"aggregate {REFINED}") is None:
+            raise InputError(f"{self.run}: this model is not fitted yet; call fit first")
+        return stages
+
+    def _features(self, bags: Cohort) -> Any:
+        from its2clr.stages import REFINED
+
+        return self._stages.represent(REFINED, bags)
+
+    def _scores(self, bags: Cohort) -> Any:
+        from its2clr.evaluation.frozen import Scores
+        from its2clr.stages import REFINED
+
+        aggregators = self._stages.aggregate(REFINED)
+        return Scores.from_predictions(aggregators.predict(self._features(bags)))
+
+
+def _opened(cohort: str | Path | Cohort) -> Cohort:
+    return (cohort if isinstance(cohort, Cohort) else Cohort.open(cohort)).without_labels()

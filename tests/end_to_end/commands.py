@@ -1,0 +1,27 @@
+"""Start the command line as a user does, in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import TINY
+
+ROOT = Path(__file__).parents[2]
+
+
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TERM": "dumb", "COLUMNS": "120"}
+
+
+def its2clr(*arguments, check=True, timeout=240):
+    """Run `its2clr ARGUMENTS`; the result holds output and exit code."""
+    command = [sys.executable, "-m", "its2clr", *map(str, arguments)]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=timeout)
+    if check and result.returncode:
+        raise AssertionError(f"{command} exited {result.returncode}:\n{result.stdout}\n{result.stderr}")
+    return result
+
+
+def tiny_settings():
+    return ["--recipe", "demo", *(part for override in TINY for part in ("--set", override))]

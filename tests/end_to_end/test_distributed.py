@@ -1,0 +1,49 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.end_to_end.commands import environment, tiny_settings
+from tests.end_to_end.distributed_worker import build, losses
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+
+
+def test_two_processes_give_the_losses_and_gradients_of_one_with_the_joined_batch(tmp_path):
+    generator = torch.Generator().manual_seed(1)
+    data = {
+        "first": torch.randn(12, 6, generator=generator, dtype=torch.float64),
+        "second": torch.randn(12, 6, generator=generator, dtype=torch.float64),
+        "labels": torch.randint(0, 2, (12,), generator=generator),
+        "anchors": torch.randint(0, 2, (12,), generator=generator, dtype=torch.uint8),
+    }
+    save_file(data, tmp_path / "data.safetensors")
+    worker = Path(__file__).with_name("distributed_worker.py")
+    subprocess.run(
+        [*TORCHRUN, worker, tmp_path / "data.safetensors", tmp_path / "found.safetensors"],
+        check=True,
+        env=environment(),
+        timeout=120,
+    )
+    found = load_file(tmp_path / "found.safetensors")
+    expected = losses(build(), data, torch.arange(12))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-9, atol=1e-12), name
+        assert value.abs().sum() > 0
+
+
+@pytest.mark.slow
+def test_a_whole_fit_runs_in_two_processes(tiny_cohort, tmp_path):
+    run = tmp_path / "run"
+    command = [*TORCHRUN, "-m", "its2clr", "fit", str(tiny_cohort), "--run", str(run), *tiny_settings()]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    results = json.loads((run / "results.json").read_text())
+    assert 0 <= results["its2clr"]["test"]["bag_auc"] <= 1
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if line["stage"] == "refine"] == [1, 2, 3, 4]  # one writer only
+    assert result.stdout.count("results in") == 1

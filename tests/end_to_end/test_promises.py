@@ -1,0 +1,153 @@
+"""Promises of the product: test labels stay out of training, ground truth is not needed, nothing is a pickle."""
+
+import json
+import shutil
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from tests.conftest import TINY
+
+from its2clr.cohort import Cohort
+from its2clr.engine.checkpoint import load_checkpoint
+from its2clr.errors import InputError
+from its2clr.evaluation.frozen import evaluate
+from its2clr.pipeline import open_run
+
+
+def trained(cohort, run):
+    stages = open_run(run, cohort, "demo", TINY, quiet=True)
+    stages.fit()
+    return stages
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_cohort, tmp_path_factory):
+    run = tmp_path_factory.mktemp("run")
+    stages = trained(tiny_cohort, run)
+    evaluate(stages)
+    return stages
+
+
+def weights(run):
+    paths = sorted([*(run / "checkpoints").glob("*.safetensors"), *(run / "aggregators").glob("*.safetensors")])
+    assert len(paths) == 6
+    from safetensors.torch import load_file
+
+    return {f"{path.name}/{key}": value.numpy() for path in paths for key, value in load_file(path).items()}
+
+
+def change_labels(folder, change_bag, change_instances, splits):
+    """Rewrite the labels of some splits of a cohort on disk, behind the package's back."""
+    bags = pd.read_csv(folder / "bags.csv", dtype=str)
+    chosen = bags["split"].isin(splits)
+    bags.loc[chosen, "label"] = [change_bag(label) for label in bags.loc[chosen, "label"]]
+    bags.to_csv(folder / "bags.csv", index=False)
+    for bag_id in bags.loc[chosen, "bag_id"]:
+        with h5py.File(folder / "tiles" / f"{bag_id}.h5", "r+") as file:
+            labels = change_instances(file["labels"][:])
+            del file["labels"]
+            if labels is not None:
+                file["labels"] = labels
+
+
+@pytest.mark.slow
+def test_test_labels_change_nothing_that_is_trained(tiny_cohort, finished, tmp_path):
+    other = tmp_path / "cohort"
+    shutil.copytree(tiny_cohort, other)
+    change_labels(other, lambda label: str(1 - int(label)), lambda labels: (1 - labels).astype(np.int8), ["test"])
+    run = trained(other, tmp_path / "run").run.path
+    expected, found = weights(finished.run.path), weights(run)
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(expected[key], found[key]) for key in expected)
+    flipped = evaluate(open_run(run, quiet=True))  # but evaluation does read them
+    original = json.loads((finished.run.path / "results.json").read_text())
+    assert flipped["its2clr"]["test"]["bag_auc"] == pytest.approx(1 - original["its2clr"]["test"]["bag_auc"])
+
+
+@pytest.mark.slow
+def test_instance_ground_truth_changes_nothing_that_is_trained(tiny_cohort, finished, tmp_path):
+    other = tmp_path / "cohort"
+    shutil.copytree(tiny_cohort, other)
+    info = json.loads((other / "cohort.json").read_text())
+    (other / "cohort.json").write_text(json.dumps({**info, "has_instance_labels": False}))
+    change_labels(other, lambda label: label, lambda labels: None, ["train", "val", "test"])
+    stages = trained(other, tmp_path / "run")
+    expected, found = weights(finished.run.path), weights(stages.run.path)
+    assert all(np.array_equal(expected[key], found[key]) for key in expected)
+    results = evaluate(stages)
+    assert "instance_auc" not in results["its2clr"]["test"]
+    assert results["health"]["final"]["false_positive_share"] is not None
+    reference = json.loads((finished.run.path / "results.json").read_text())
+    assert results["its2clr"]["test"]["bag_auc"] == reference["its2clr"]["test"]["bag_auc"]
+
+
+def test_what_training_holds_has_no_test_bag(finished):
+    assert set(finished.cohort.bags["split"]) == {"train", "val"}
+    with pytest.raises(InputError, match="no bags of split test"):
+        finished.cohort.split("test")
+
+
+def test_results_hold_every_number(finished, tiny_cohort):
+    results = json.loads((finished.run.path / "results.json").read_text())
+    cohort = Cohort.open(tiny_cohort)
+    for encoder in ("simclr", "its2clr"):
+        test = results[encoder]["test"]
+        assert {"auc", "auprc", "balanced_accuracy", "threshold"} <= test["bag"].keys()
+        assert {"auc", "auprc", "max_f1", "dice", "iou"} <= test["instance"].keys()
+        assert len(test["bag"]["auc"]["values"]) == 2
+        for metric in ("bag_auc", "instance_auc"):
+            low, high = test[f"{metric}_interval"]
+            assert 0 <= low <= high <= 1
+    assert [entry["epoch"] for entry in results["rounds"]] == [0, 2, 4]
+    assert all("instance_auc" in entry for entry in results["rounds"])
+    assert {"churn", "positive_share", "false_positive_share"} <= results["health"]["rounds"][1].keys()
+    predictions = pd.read_parquet(finished.run.path / "predictions.parquet")
+    assert len(predictions) == 2 * cohort.split("test").n_instances
+    best = max(results["rounds"], key=lambda entry: (entry["validation_auc"], entry["epoch"]))
+    assert results["refine"]["best_epoch"] == best["epoch"]
+    _, state = load_checkpoint(finished.run.checkpoint("encoder-its2clr"))
+    assert state["notes"]["best_epoch"] == best["epoch"]
+
+
+def test_pseudo_labels_are_replaced_only_when_validation_allows(finished):
+    results = json.loads((finished.run.path / "results.json").read_text())
+    best = -1.0
+    for entry in results["rounds"]:
+        assert entry["pseudo_labels_replaced"] == (entry["validation_auc"] >= best)
+        best = max(best, entry["validation_auc"])
+
+
+def test_no_file_of_a_run_is_a_pickle(finished):
+    for path in finished.run.path.rglob("*"):
+        if path.is_file():
+            head = path.read_bytes()[:4]
+            assert not head.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")), path
+
+
+def test_features_are_in_the_trident_layout(finished, tiny_cohort):
+    cohort = Cohort.open(tiny_cohort)
+    bag_id = cohort.bags["bag_id"][0]
+    with h5py.File(finished.run.path / "features" / "its2clr" / f"{bag_id}.h5") as file:
+        assert file["features"].dtype == np.float32
+        assert file["coords"].dtype == np.int64
+        assert np.array_equal(file["coords"][:], cohort.tile_file(bag_id).coords)
+        assert len(file["features"]) == len(file["coords"])
+        assert file["coords"].attrs["patch_size_level0"] == 32
+
+
+@pytest.mark.parametrize("switch", ["iterative", "self_paced"])
+def test_switches_of_the_ablations(tiny_cohort, finished, tmp_path, switch):
+    stages = open_run(tmp_path / "run", tiny_cohort, "demo", [*TINY, f"refine.{switch}=false"], quiet=True)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    shutil.copy(finished.run.checkpoint("encoder-simclr"), stages.run.checkpoint("encoder-simclr"))
+    stages.run.mark_done("pretrain")
+    stages.refine()
+    folders = sorted((tmp_path / "run" / "rounds").iterdir())
+    replaced = [json.loads((folder / "metrics.json").read_text())["pseudo_labels_replaced"] for folder in folders]
+    if switch == "iterative":
+        assert replaced == [True, False, False]
+    tensors, _ = load_checkpoint(stages.run.checkpoint("refine"))
+    first = pd.read_parquet(folders[0] / "pseudo_labels.parquet")["probability"].to_numpy()
+    assert np.array_equal(tensors["extra.probabilities"].numpy(), first) == (replaced.count(True) == 1)

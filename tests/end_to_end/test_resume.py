@@ -1,0 +1,63 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.end_to_end.commands import environment, its2clr, tiny_settings
+
+from its2clr.engine.checkpoint import load_checkpoint
+
+
+def metrics(run, stage):
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return [line for line in found if line["stage"] == stage]
+
+
+def kill_in_refinement(command, run, after_epoch):
+    """Start a fit and kill -9 it once refinement has finished an epoch."""
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while len(metrics(run, "refine")) < after_epoch:
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumed_equals_an_uninterrupted_one(tiny_cohort, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    its2clr("fit", tiny_cohort, "--run", whole, *tiny_settings())
+    command = [sys.executable, "-m", "its2clr", "fit", str(tiny_cohort), "--run", str(killed), *tiny_settings()]
+    kill_in_refinement(command, killed, after_epoch=3)
+    assert not (killed / "results.json").exists()
+    result = its2clr("fit", tiny_cohort, "--run", killed, *tiny_settings())
+    assert "refine: going on after epoch" in result.stdout
+
+    one, other = ({**json.loads((run / "results.json").read_text())} for run in (whole, killed))
+    assert one == other
+    for name in ("encoder-simclr", "encoder-its2clr"):
+        tensors = [load_checkpoint(run / "checkpoints" / f"{name}.safetensors")[0] for run in (whole, killed)]
+        assert all(np.array_equal(tensors[0][key], tensors[1][key]) for key in tensors[0])
+    tables = [pd.read_parquet(run / "predictions.parquet") for run in (whole, killed)]
+    pd.testing.assert_frame_equal(*tables)
+    for stage in ("pretrain", "refine", "round"):
+        assert [line["epoch"] for line in metrics(whole, stage)] == [line["epoch"] for line in metrics(killed, stage)]
+    assert [line["loss"] for line in metrics(whole, "refine")] == [line["loss"] for line in metrics(killed, "refine")]
+
+    again = its2clr("fit", "--run", killed)
+    assert "pretrain: already done" in again.stdout
+    assert "evaluate: already done" in again.stdout
