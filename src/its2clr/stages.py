@@ -43,6 +43,7 @@ class Stages:
     def __init__(self, run: RunDirectory, engine: Engine) -> None:
         self.run, self.engine, self.config = run, engine, run.config
         self.cohort = Cohort.open(run.cohort).without_test()
+        self._seen: set[str] = set()
 
     @cached_property
     def train(self) -> Bags:
@@ -64,7 +65,7 @@ class Stages:
             tiles = self.train.tiles
             pretrain(network, tiles, self.config.pretrain, self.engine, self.run, self.config.seed)
         self._save(START, network)
-        self.run.mark_done("pretrain", epochs=self.config.pretrain.epochs)
+        self._mark_done("pretrain", epochs=self.config.pretrain.epochs)
 
     def refine(self) -> None:
         """Algorithm 1, from the pretrained encoder."""
@@ -82,7 +83,7 @@ class Stages:
             self.run,
             self.config.seed,
         )
-        self.run.mark_done("refine", epochs=self.config.refine.epochs)
+        self._mark_done("refine", epochs=self.config.refine.epochs)
 
     def aggregate(self, encoder: str) -> TrainedAggregators:
         """Retrain the aggregator on an encoder's frozen features, once per seed; validation picks each one's epoch."""
@@ -107,7 +108,7 @@ class Stages:
                     f"{stage}: {self.config.aggregator.name}, {len(seeds)} seeds, validation bag AUC "
                     f"{mean:.3f} ({std:.3f})"
                 )
-            self.run.mark_done(stage, retrainings=self.config.evaluation.retrainings)
+            self._mark_done(stage, retrainings=self.config.evaluation.retrainings)
         return TrainedAggregators.load(path)
 
     def features(
@@ -180,10 +181,16 @@ class Stages:
                 f"{self.run.path}: the {encoder} encoder is not there yet; run `its2clr {stage}` on this run first"
             )
 
+    def _mark_done(self, stage: str, **notes: int) -> None:
+        self.run.mark_done(stage, **notes)
+        self._seen.add(stage)
+
     def _skip(self, stage: str) -> bool:
         if self.run.done(stage) is None:
             return False
-        self.engine.say(f"{stage}: already done")
+        if stage not in self._seen:
+            self.engine.say(f"{stage}: already done")
+        self._seen.add(stage)
         return True
 
 

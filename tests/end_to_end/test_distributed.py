@@ -40,7 +40,7 @@ def test_two_processes_give_the_losses_and_gradients_of_one_with_the_joined_batc
 def test_a_whole_fit_runs_in_two_processes(tiny_cohort, tmp_path):
     run = tmp_path / "run"
     command = [*TORCHRUN, "-m", "its2clr", "fit", str(tiny_cohort), "--run", str(run), *tiny_settings()]
-    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     results = json.loads((run / "results.json").read_text())
     assert 0 <= results["its2clr"]["test"]["bag_auc"] <= 1

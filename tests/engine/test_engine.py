@@ -30,9 +30,13 @@ def reopen(run, *overrides, cohort=None):
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(RuntimeError), atomic_path(path) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
+    def fail():
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -53,7 +57,7 @@ def test_changed_settings_are_refused_with_the_difference(run, tmp_path):
     assert reopen(run).config == run.config
     with pytest.raises(InputError, match=r"refine.temperature: 0\.2 -> 0\.5"):
         reopen(run, "refine.temperature=0.5")
-    with pytest.raises(InputError, match="cohort: .* -> elsewhere"):
+    with pytest.raises(InputError, match=r"cohort: .* -> elsewhere"):
         reopen(run, cohort="elsewhere")
 
 

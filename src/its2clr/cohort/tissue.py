@@ -37,13 +37,13 @@ class TissueSettings(BaseModel):
     grid: tuple[int, int] = Field((7, 7), description="rows and columns of tiles in a slide")
     mpp: float = Field(1.0, gt=0, description="microns per pixel; structures have fixed sizes in microns")
     evidence: float = Field(
-        1.0,
+        0.9,
         ge=0,
         le=1,
         description="how far tumour nuclei depart from reactive ones: 0 draws them alike, 1 is plain to see",
     )
     mimic_strength: float = Field(
-        0.6,
+        0.2,
         ge=0,
         le=1,
         description="how far reactive (negative) nuclei resemble tumour in size: 0 not at all, 1 as large",
@@ -103,7 +103,7 @@ RESTING_NUCLEI = NucleusKind(9.0, 2.8, 0.12, 1.25, 0.05, 0.95, 0.10, 0.15, 0.10,
 ENLARGED_NUCLEI = NucleusKind(11.0, 4.3, 0.14, 1.30, 0.06, 0.85, 0.10, 0.20, 0.30, 0.15)
 TUMOUR_NUCLEI = NucleusKind(14.0, 6.6, 0.26, 1.40, 0.18, 1.30, 0.20, 0.34, 0.25, 0.70)
 
-TUMOUR_CYTOPLASM = 0.15
+TUMOUR_CYTOPLASM = 0.25
 """Haematoxylin that tumour cytoplasm has over reactive cytoplasm."""
 
 HAEMATOXYLIN = np.array([0.65, 0.70, 0.29])

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from its2clr.errors import TrainingError
 
-MIN_SPREAD = 0.02
+MIN_SPREAD = 0.01
 LOSS_TOLERANCE = 0.02
-PATIENCE = 2
+PATIENCE = 3
+"""A healthy refinement may pass near the collapsed loss: it first pulls all negatives together, then parts."""
 
 
 def embedding_spread(embeddings: Tensor) -> float:

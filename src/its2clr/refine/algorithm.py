@@ -61,7 +61,7 @@ def refine(
     seeds = aggregator_seeds(seed, config.aggregator_seeds)
     batch_size = config.batch_size // engine.world_size * engine.world_size
     steps = config.steps_per_epoch or math.ceil(len(train.tiles) / batch_size)
-    guard = CollapseGuard("refine", 2 * batch_size)
+    guard = CollapseGuard("refine", 2 * batch_size, patience=max(3, config.epochs // 10))
 
     start = state.resume()
     run.forget_after("round", start - 1)

@@ -1,0 +1,80 @@
+import csv
+
+import pytest
+from PIL import Image
+
+from its2clr import __version__
+from tests.end_to_end.commands import its2clr
+
+
+def test_version_and_help_teach():
+    assert its2clr("--version").stdout.strip() == __version__
+    commands = its2clr("--help").stdout
+    for name in ("demo", "cohort", "doctor", "pretrain", "extract", "aggregate", "refine", "evaluate", "fit"):
+        assert name in commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "nowhere", "--run", "RUN"], "does not exist"),
+        (["fit", "--run", "RUN"], "name a cohort"),
+        (["fit", "COHORT", "--run", "RUN", "--recipe", "demmo"], "did you mean 'demo'"),
+        (["fit", "COHORT", "--run", "RUN", "--set", "refine.epoch=3"], "did you mean 'epochs'"),
+        (["evaluate", "--run", "RUN"], "no run has begun here"),
+        (["aggregate", "COHORT", "--run", "RUN", "--encoder", "vit"], "no encoder named 'vit'"),
+        (["aggregate", "COHORT", "--run", "RUN"], "run `its2clr refine` on this run first"),
+        (["cohort", "synthetic", "RUN", "--size", "tiny", "--set", "evidnce=1"], "did you mean 'evidence'"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(arguments, message, tiny_cohort, tmp_path):
+    places = {"RUN": tmp_path / "run", "COHORT": tiny_cohort}
+    result = its2clr(*(places.get(argument, argument) for argument in arguments), check=False)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_debug_shows_the_traceback():
+    result = its2clr("--debug", "fit", "nowhere", check=False)
+    assert "Traceback" in result.stderr
+
+
+def write_manifest(folder, *, label="1"):
+    """Six bags of two images each, two per split; `label` is that of the first bag."""
+    rows = []
+    for number in range(6):
+        images = folder / f"bag{number}"
+        images.mkdir()
+        for image in range(2):
+            Image.new("RGB", (40, 40), (number * 40, image * 90, 120)).save(images / f"{image}.png")
+        split = ("train", "val", "test")[number // 2]
+        rows.append([f"b{number}", images.name, label if number == 0 else str((number + 1) % 2), split])
+    path = folder / "manifest.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["bag_id", "path", "label", "split"], *rows])
+    return path
+
+
+def test_images_become_a_cohort_that_the_doctor_likes(tmp_path):
+    manifest = write_manifest(tmp_path)
+    (tmp_path / "bag0" / "broken.png").write_bytes(b"not an image")
+    result = its2clr("cohort", "images", manifest, tmp_path / "cohort", "--tile-size", "32", "--encoding", "png")
+    assert "6 bags, 12 images" in result.stdout
+    assert "1 images" in result.stdout
+    assert "broken.png" in (tmp_path / "cohort" / "problems.csv").read_text()
+    checked = its2clr("doctor", tmp_path / "cohort")
+    assert "0 errors" in checked.stdout
+    (tmp_path / "cohort" / "tiles" / "b3.h5").write_bytes(b"damaged")
+    result = its2clr("doctor", tmp_path / "cohort", check=False)
+    assert result.returncode == 1
+    assert "b3.h5" in result.stdout
+
+
+def test_a_bad_manifest_names_file_and_row(tmp_path):
+    manifest = write_manifest(tmp_path, label="yes")
+    result = its2clr("cohort", "images", manifest, tmp_path / "cohort", check=False)
+    assert result.returncode == 2
+    assert "manifest.csv" in result.stderr
+    assert "row 2" in result.stderr
+    assert its2clr("doctor", manifest, check=False).returncode == 1
