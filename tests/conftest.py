@@ -1,6 +1,7 @@
 """What every test shares: one thread per process (tests run side by side), small settings, a small cohort."""
 
 import os
+import socket
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -25,6 +26,19 @@ TINY = [
     "evaluation={retrainings: 2, bootstrap: 50}",
 ]
 """Overrides of the demo recipe that make a whole run a matter of seconds."""
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only this machine may be reached."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: object) -> None:
+        local = not isinstance(address, tuple) or address[0] in {"127.0.0.1", "::1", "localhost"}
+        assert local, f"a test tried to reach {address}"
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)
 
 
 @pytest.fixture(scope="session")

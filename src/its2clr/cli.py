@@ -28,7 +28,7 @@ OptionalCohort = Annotated[
     Path | None, typer.Argument(help="Folder of a cohort; may be left out for a run that has begun.")
 ]
 RunOption = Annotated[
-    Path, typer.Option("--run", help="Folder of the run; the same command again goes on where it stopped.")
+    Path, typer.Option("--out", help="Folder of the run; the same command again goes on where it stopped.")
 ]
 RecipeOption = Annotated[
     str | None,
@@ -46,15 +46,20 @@ ResizeName = Literal["bilinear", "nearest", "bicubic"]
 WorkersOption = Annotated[int | None, typer.Option(help="Parallel workers; default: all cores.")]
 
 
-@app.callback()
-def root(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-) -> None:
-    """Options of every command."""
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         console.print(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options of every command."""
 
 
 @app.command()
@@ -83,7 +88,7 @@ def fit(
 ) -> None:
     """Run every stage: pretrain, aggregate, refine, aggregate, evaluate.
 
-    Example: `its2clr fit cohorts/mine --run runs/mine --recipe malaria-smears`
+    Example: `its2clr fit cohorts/mine --out runs/mine --recipe malaria-smears`
     """
     _fit(cohort, run, recipe, settings)
 
@@ -141,7 +146,7 @@ def refine(
 
 
 @app.command()
-def evaluate(run: RunOption = Path("runs/fit")) -> None:
+def evaluate(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Measure a finished run on its test bags; the only command that reads test labels."""
     _evaluate(_stages(None, run, None, None))
 

@@ -33,7 +33,7 @@ def open_run(
     """
     saved = read_run_config(run)
     if saved is None and cohort is None:
-        raise InputError(f"{run}: no run has begun here; name a cohort: `its2clr fit COHORT --run {run}`")
+        raise InputError(f"{run}: no run has begun here; name a cohort: `its2clr fit COHORT --out {run}`")
     given = recipe is not None or len(overrides) > 0
     config = saved[0] if saved is not None and not given else resolve_config(recipe, overrides)
     engine = Engine(config.engine)

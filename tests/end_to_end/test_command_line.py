@@ -2,9 +2,9 @@ import csv
 
 import pytest
 from PIL import Image
+from tests.end_to_end.commands import its2clr
 
 from its2clr import __version__
-from tests.end_to_end.commands import its2clr
 
 
 def test_version_and_help_teach():
@@ -17,13 +17,13 @@ def test_version_and_help_teach():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fit", "nowhere", "--run", "RUN"], "does not exist"),
-        (["fit", "--run", "RUN"], "name a cohort"),
-        (["fit", "COHORT", "--run", "RUN", "--recipe", "demmo"], "did you mean 'demo'"),
-        (["fit", "COHORT", "--run", "RUN", "--set", "refine.epoch=3"], "did you mean 'epochs'"),
-        (["evaluate", "--run", "RUN"], "no run has begun here"),
-        (["aggregate", "COHORT", "--run", "RUN", "--encoder", "vit"], "no encoder named 'vit'"),
-        (["aggregate", "COHORT", "--run", "RUN"], "run `its2clr refine` on this run first"),
+        (["fit", "nowhere", "--out", "RUN"], "does not exist"),
+        (["fit", "--out", "RUN"], "name a cohort"),
+        (["fit", "COHORT", "--out", "RUN", "--recipe", "demmo"], "did you mean 'demo'"),
+        (["fit", "COHORT", "--out", "RUN", "--set", "refine.epoch=3"], "did you mean 'epochs'"),
+        (["evaluate", "RUN"], "no run has begun here"),
+        (["aggregate", "COHORT", "--out", "RUN", "--encoder", "vit"], "no encoder named 'vit'"),
+        (["aggregate", "COHORT", "--out", "RUN"], "run `its2clr refine` on this run first"),
         (["cohort", "synthetic", "RUN", "--size", "tiny", "--set", "evidnce=1"], "did you mean 'evidence'"),
     ],
 )

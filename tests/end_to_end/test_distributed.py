@@ -39,7 +39,7 @@ def test_two_processes_give_the_losses_and_gradients_of_one_with_the_joined_batc
 @pytest.mark.slow
 def test_a_whole_fit_runs_in_two_processes(tiny_cohort, tmp_path):
     run = tmp_path / "run"
-    command = [*TORCHRUN, "-m", "its2clr", "fit", str(tiny_cohort), "--run", str(run), *tiny_settings()]
+    command = [*TORCHRUN, "-m", "its2clr", "fit", str(tiny_cohort), "--out", str(run), *tiny_settings()]
     result = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     results = json.loads((run / "results.json").read_text())

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
+from tests.conftest import TINY
 
 from its2clr import ItS2CLR
 from its2clr.cohort import Cohort
 from its2clr.errors import InputError
-from tests.conftest import TINY
 
 
 @pytest.fixture(scope="module")

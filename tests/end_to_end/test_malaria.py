@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-
 from tests.end_to_end.commands import ROOT, its2clr, tiny_settings
 
 DATA = Path(os.environ.get("ITS2CLR_MALARIA", ROOT.parent / "shared" / "data" / "malaria-smears"))
@@ -30,7 +29,7 @@ def test_fit_on_real_bags_from_zip_to_results(tmp_path):
     options = ["--instances", tmp_path / "few-instances.csv", "--images-root", tmp_path / "cells", "--tile-size", 32]
     its2clr("cohort", "images", tmp_path / "few.csv", tmp_path / "cohort", *options)
     assert "0 errors" in its2clr("doctor", tmp_path / "cohort").stdout
-    its2clr("fit", tmp_path / "cohort", "--run", tmp_path / "run", *tiny_settings())
+    its2clr("fit", tmp_path / "cohort", "--out", tmp_path / "run", *tiny_settings())
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["cohort"]["splits"]["test"]["bags"] == 12
     for encoder in ("simclr", "its2clr"):

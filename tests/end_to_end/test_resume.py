@@ -40,11 +40,11 @@ def kill_in_refinement(command, run, after_epoch):
 @pytest.mark.slow
 def test_a_killed_run_resumed_equals_an_uninterrupted_one(tiny_cohort, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    its2clr("fit", tiny_cohort, "--run", whole, *tiny_settings())
-    command = [sys.executable, "-m", "its2clr", "fit", str(tiny_cohort), "--run", str(killed), *tiny_settings()]
+    its2clr("fit", tiny_cohort, "--out", whole, *tiny_settings())
+    command = [sys.executable, "-m", "its2clr", "fit", str(tiny_cohort), "--out", str(killed), *tiny_settings()]
     kill_in_refinement(command, killed, after_epoch=3)
     assert not (killed / "results.json").exists()
-    result = its2clr("fit", tiny_cohort, "--run", killed, *tiny_settings())
+    result = its2clr("fit", tiny_cohort, "--out", killed, *tiny_settings())
     assert "refine: going on after epoch" in result.stdout
 
     one, other = ({**json.loads((run / "results.json").read_text())} for run in (whole, killed))
@@ -58,6 +58,6 @@ def test_a_killed_run_resumed_equals_an_uninterrupted_one(tiny_cohort, tmp_path)
         assert [line["epoch"] for line in metrics(whole, stage)] == [line["epoch"] for line in metrics(killed, stage)]
     assert [line["loss"] for line in metrics(whole, "refine")] == [line["loss"] for line in metrics(killed, "refine")]
 
-    again = its2clr("fit", "--run", killed)
+    again = its2clr("fit", "--out", killed)
     assert "pretrain: already done" in again.stdout
     assert "evaluate: already done" in again.stdout

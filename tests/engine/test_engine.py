@@ -30,6 +30,7 @@ def reopen(run, *overrides, cohort=None):
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
+
     def fail():
         with atomic_path(path) as temporary:
             temporary.write_text("half")

@@ -70,7 +70,7 @@ class RunDirectory:
             difference.insert(0, f"cohort: {saved[1]} -> {cohort}")
         if difference:
             raise InputError(
-                f"{self.path}: this run was started with other settings; choose another --run folder or go on "
+                f"{self.path}: this run was started with other settings; choose another --out folder or go on "
                 "without changes:\n  " + "\n  ".join(difference)
             )
 
