@@ -49,7 +49,7 @@ def pretrain(
         keys = (seed, "pretrain", epoch + 1)
         result = train_epoch(wrapped, optimiser, tiles, Batches(indices), objective, config.views, engine, rates, keys)
         guard.check(epoch + 1, result.loss, result.spread)
-        state.save(epoch + 1)
+        state.save(epoch + 1, last=epoch + 1 == config.epochs)
         run.log(
             "pretrain",
             epoch + 1,

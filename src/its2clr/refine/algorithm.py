@@ -20,11 +20,14 @@ from its2clr.refine.pacing import Pacing
 from its2clr.refine.pseudo_labels import partition
 from its2clr.refine.rounds import Bags, aggregator_seeds, run_round, save_round
 from its2clr.refine.sampling import sample_batches
-from its2clr.refine.supcon import gathered_supervised_contrastive_loss
-from its2clr.training import Batches, Objective, cosine_or_constant, make_optimiser, train_epoch
+from its2clr.refine.supcon import supcon_objective
+from its2clr.training import Batches, cosine_or_constant, make_optimiser, train_epoch
 
-BEST = "encoder-its2clr"
-"""Checkpoint of the encoder with the highest validation AUC."""
+REFINED = "encoder-its2clr"
+"""Checkpoint that refinement leaves: the encoder with the highest validation AUC."""
+CANDIDATE = "refine-candidate-{epoch:03d}"
+"""Checkpoint of an encoder that was the best when it was measured. The state that names the best of them is saved
+after it, so a run that is killed at any moment goes on with the candidate its state speaks of."""
 
 
 def refine(
@@ -76,7 +79,7 @@ def refine(
                 state.notes |= {"best_validation_auc": found.validation_auc, "best_epoch": epoch}
             if engine.is_writer:
                 if improved:
-                    save_network(run.checkpoint(BEST), network, run.config, dict(state.notes))
+                    save_network(run.checkpoint(CANDIDATE.format(epoch=epoch)), network, run.config, dict(state.notes))
                 notes = {"epoch": epoch, "improved": improved, "pseudo_labels_replaced": replaced}
                 save_round(run.path / "rounds" / f"{epoch:03d}", found, train, config.threshold, notes)
             run.log("round", epoch, config.epochs, {"validation_auc": found.validation_auc, "replaced": replaced})
@@ -96,8 +99,9 @@ def refine(
             (seed, "refine", epoch + 1),
         )
         guard.check(epoch + 1, result.loss, result.spread)
-        state.save(epoch + 1)
-        run.log("refine", epoch + 1, config.epochs, {**vars(result)})
+        state.save(epoch + 1, last=epoch + 1 == config.epochs)
+        run.log("refine", epoch + 1, config.epochs, vars(result))
+    _keep_best(run, state.notes["best_epoch"])
 
 
 def epoch_batches(
@@ -134,11 +138,12 @@ def epoch_batches(
     )
 
 
-def supcon_objective(temperature: float) -> Objective:
-    """Equation 2 over both views of the batch and over all processes."""
-
-    def objective(embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:
-        assert labels is not None
-        return gathered_supervised_contrastive_loss(embeddings, labels, anchors, temperature)
-
-    return objective
+def _keep_best(run: RunDirectory, best_epoch: int) -> None:
+    """Make the best candidate the result and remove the others."""
+    if run.engine.is_writer:
+        best = run.checkpoint(CANDIDATE.format(epoch=best_epoch))
+        if best.is_file():  # a run killed just after this line has it renamed already
+            best.replace(run.checkpoint(REFINED))
+        for path in run.path.glob(f"checkpoints/{CANDIDATE.format(epoch=0)[:-3]}*.safetensors"):
+            path.unlink()
+    run.engine.barrier()
