@@ -1,5 +1,6 @@
 """The command line: parse, call, print."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,7 +33,9 @@ RunOption = Annotated[
 ]
 RecipeOption = Annotated[
     str | None,
-    typer.Option(help="Recipe by name (`its2clr recipes` lists them) or a YAML file; default: the paper's settings."),
+    typer.Option(
+        help="Recipe by name (`its2clr recipes` lists them) or YAML file; default: the run's settings, or the paper's."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -292,8 +295,11 @@ def main() -> None:
     """Run the command line; an error of ours is one message and exit code 2."""
     try:
         app()
-    except Its2clrError as error:
-        if "--debug" in sys.argv:
+    except (Its2clrError, OSError, MemoryError, RuntimeError) as error:
+        ours = isinstance(error, Its2clrError | OSError | MemoryError)
+        if "--debug" in sys.argv or not (ours or "out of memory" in str(error)):
             raise
-        Console(stderr=True, highlight=False).print(f"error: {error}", markup=False, soft_wrap=True)
+        advice = "" if ours else "\nLower pretrain.batch_size, refine.batch_size or engine.extract_batch_size."
+        if os.environ.get("RANK", "0") == "0":
+            Console(stderr=True, highlight=False).print(f"error: {error}{advice}", markup=False, soft_wrap=True)
         sys.exit(2)

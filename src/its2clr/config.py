@@ -171,7 +171,10 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
     if str(recipe) in recipe_names():
         text = resources.files("its2clr.recipes").joinpath(f"{recipe}.yaml").read_text(encoding="utf-8")
     elif Path(recipe).is_file():
-        text = Path(recipe).read_text(encoding="utf-8")
+        try:
+            text = Path(recipe).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"recipe {recipe}: not a text file ({error})") from error
     else:
         hint = _closest(str(recipe), recipe_names())
         raise InputError(f"no recipe named {str(recipe)!r}{hint}; known: {', '.join(recipe_names())}, or a .yaml file")
@@ -184,17 +187,22 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
     return values
 
 
-def resolve_config(recipe: str | Path | None = None, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
+def resolve_config(
+    recipe: str | Path | None = None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    base: dict[str, Any] | None = None,
+) -> RunConfig:
     """Make a checked config from a recipe and overrides.
 
     Args:
         recipe: Name of a packaged recipe or path of a YAML file; None takes the defaults (the paper's).
         overrides: `["refine.epochs=20", ...]` as typed after `--set`, or a mapping of dotted keys to values.
+        base: Settings to start from instead of a recipe.
 
     Raises:
         InputError: A key is unknown (the closest known one is named) or a value is not allowed.
     """
-    values = read_recipe(recipe) if recipe is not None else {}
+    values = read_recipe(recipe) if recipe is not None else base or {}
     for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides):
         _put(values, key.split("."), value)
     return validate_config(values, str(recipe or "defaults"))

@@ -49,6 +49,10 @@ class ItS2CLR:
         from its2clr.pipeline import open_run
 
         folder = cohort.path if isinstance(cohort, Cohort) else cohort
+        if isinstance(cohort, Cohort) and len(cohort) != len(Cohort.open(folder)):
+            raise InputError(
+                f"fit takes a whole cohort, got {len(cohort)} bags of {folder}; write the splits you want into a cohort"
+            )
         stages = open_run(self.run, folder, self.recipe, self.overrides or {}, quiet=not self.verbose)
         stages.fit()
         self.__dict__.pop("_stages", None)

@@ -24,8 +24,8 @@ def open_run(
     Args:
         run: Folder of the run.
         cohort: Folder of the cohort; None for a run that has begun.
-        recipe: Recipe name or file. With neither recipe nor overrides, a run that has begun keeps its settings.
-        overrides: Settings that replace the recipe's.
+        recipe: Recipe name or file; None keeps the settings of a run that has begun, else takes the paper's.
+        overrides: Settings that replace some of these.
         quiet: Say nothing.
 
     Raises:
@@ -34,8 +34,8 @@ def open_run(
     saved = read_run_config(run)
     if saved is None and cohort is None:
         raise InputError(f"{run}: no run has begun here; name a cohort: `its2clr fit COHORT --out {run}`")
-    given = recipe is not None or len(overrides) > 0
-    config = saved[0] if saved is not None and not given else resolve_config(recipe, overrides)
+    base = saved[0].model_dump(mode="json") if saved is not None and recipe is None else None
+    config = resolve_config(recipe, overrides, base)
     engine = Engine(config.engine)
     if quiet:
         engine.bars.enabled = False

@@ -10,21 +10,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from its2clr.aggregators import create_aggregator
 from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
 from its2clr.aggregators.training import train_aggregators
 from its2clr.cohort import Cohort
 from its2clr.cohort.features import FeatureFile, feature_path, read_feature_file, write_feature_file
-from its2clr.encoders.encoder import EmbeddingNetwork
+from its2clr.encoders.encoder import EmbeddingNetwork, check_tile_size
 from its2clr.encoders.extraction import extract_features
-from its2clr.encoders.weights import create_network, fingerprint, load_network, save_network
+from its2clr.encoders.weights import create_network, load_network, save_network
 from its2clr.engine.devices import Engine
+from its2clr.engine.files import hash_files
 from its2clr.engine.rundir import RunDirectory
 from its2clr.engine.seeds import derive_seed
 from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError
 from its2clr.pretrain import pretrain
-from its2clr.refine.algorithm import refine
+from its2clr.refine.algorithm import refine, remove_candidates
 from its2clr.refine.rounds import Bags, aggregator_seeds
 
 START = "simclr"
@@ -42,24 +44,33 @@ class Stages:
 
     def __init__(self, run: RunDirectory, engine: Engine) -> None:
         self.run, self.engine, self.config = run, engine, run.config
-        self.cohort = Cohort.open(run.cohort).without_test()
         self._seen: set[str] = set()
+        # A wrong name or option should not wait for the end of pretraining.
+        create_aggregator(self.config.aggregator.name, 64, **self.config.aggregator.options)
+
+    @cached_property
+    def cohort(self) -> Cohort:
+        """Training and validation bags; opened when a stage first needs them, so that predicting does not."""
+        cohort = Cohort.open(self.run.cohort)
+        self.run.check_cohort()
+        return cohort.without_test()
 
     @cached_property
     def train(self) -> Bags:
         """Training bags, decoded once."""
-        return Bags.from_cohort(self.cohort.split("train"), self.engine)
+        return Bags(self.cohort.split("train"), self.engine)
 
     @cached_property
     def validation(self) -> Bags:
         """Validation bags, decoded once."""
-        return Bags.from_cohort(self.cohort.split("val"), self.engine)
+        return Bags(self.cohort.split("val"), self.engine)
 
     def pretrain(self) -> None:
         """Self-supervised start of the encoder, on the training tiles."""
         if self._skip("pretrain"):
             return
         network = self._fresh_network()
+        check_tile_size(network.encoder, self.cohort.tile_size)
         if self.config.pretrain.epochs > 0:
             self.engine.say(f"pretrain: {self.config.pretrain.method} on {len(self.train.tiles)} training tiles")
             tiles = self.train.tiles
@@ -84,6 +95,7 @@ class Stages:
             self.config.seed,
         )
         self._mark_done("refine", epochs=self.config.refine.epochs)
+        remove_candidates(self.run)
 
     def aggregate(self, encoder: str) -> TrainedAggregators:
         """Retrain the aggregator on an encoder's frozen features, once per seed; validation picks each one's epoch."""
@@ -93,21 +105,7 @@ class Stages:
             self._require(encoder)
             train = self.features(encoder, self.cohort.split("train"), self.train.labels)
             validation = self.features(encoder, self.cohort.split("val"), self.validation.labels)
-            if self.engine.is_writer:
-                seeds = aggregator_seeds(self.config.seed, self.config.evaluation.retrainings)
-                with self.engine.progress(stage, self.config.aggregator.epochs, "epochs") as progress:
-
-                    def advance(record: EpochRecord) -> None:
-                        progress.note(f"validation AUC {np.mean(record['validation_auc']):.3f}")
-                        progress.advance()
-
-                    trained = train_aggregators(self.config.aggregator, train, validation, seeds, advance)
-                trained.save(path)
-                mean, std = trained.validation_auc.mean(), trained.validation_auc.std()
-                self.engine.say(
-                    f"{stage}: {self.config.aggregator.name}, {len(seeds)} seeds, validation bag AUC "
-                    f"{mean:.3f} ({std:.3f})"
-                )
+            self.engine.on_writer(lambda: self._train_aggregators(stage, train, validation).save(path))
             self._mark_done(stage, retrainings=self.config.evaluation.retrainings)
         return TrainedAggregators.load(path)
 
@@ -123,11 +121,11 @@ class Stages:
         """
         self._require(encoder)
         weights = self.run.checkpoint(f"encoder-{encoder}")
-        maker = f"{self.config.encoder.name} {encoder} {fingerprint(weights)}"
+        maker = f"{self.config.encoder.name} {encoder} {hash_files(weights)}"
         folder = self.run.path / "features" / encoder
         paths = [feature_path(folder, bag_id) for bag_id in cohort.bags["bag_id"]]
         files = [read_feature_file(path) if path.is_file() else None for path in paths]
-        if any(file is None or file.encoder != maker for file in files):
+        if self.engine.broadcast(any(file is None or file.encoder != maker for file in files)):
             network = load_network(weights).to(self.engine.device)
             tiles = self._tiles(cohort)
             flat = extract_features(network.encoder, tiles, self.engine, self.config.engine.extract_batch_size)
@@ -154,13 +152,28 @@ class Stages:
         self.refine()
         self.aggregate(REFINED)
 
+    def _train_aggregators(self, stage: str, train: BagFeatures, validation: BagFeatures) -> TrainedAggregators:
+        seeds = aggregator_seeds(self.config.seed, self.config.evaluation.retrainings)
+        with self.engine.progress(stage, self.config.aggregator.epochs, "epochs") as progress:
+
+            def advance(record: EpochRecord) -> None:
+                progress.note(f"validation AUC {np.mean(record['validation_auc']):.3f}")
+                progress.advance()
+
+            trained = train_aggregators(self.config.aggregator, train, validation, seeds, advance)
+        mean, std = trained.validation_auc.mean(), trained.validation_auc.std()
+        self.engine.say(
+            f"{stage}: {self.config.aggregator.name}, {len(seeds)} seeds, validation bag AUC {mean:.3f} ({std:.3f})"
+        )
+        return trained
+
     def _tiles(self, cohort: Cohort) -> TileStore:
         """Tiles of a cohort; those of the training and validation bags are decoded once only."""
-        if cohort.path.resolve() == self.cohort.path.resolve():
+        if cohort.path.resolve() == self.run.cohort:
             for bags in (self.train, self.validation):
                 if np.array_equal(cohort.bags["bag_id"].to_numpy(dtype=str), bags.bag_ids):
                     return bags.tiles
-        return TileStore.from_cohort(cohort.without_labels(), self.engine.device)
+        return TileStore.from_cohort(cohort.without_labels(), self.engine)
 
     def _fresh_network(self) -> EmbeddingNetwork:
         with torch.random.fork_rng(devices=[]):
@@ -186,7 +199,7 @@ class Stages:
         self._seen.add(stage)
 
     def _skip(self, stage: str) -> bool:
-        if self.run.done(stage) is None:
+        if self.engine.broadcast(self.run.done(stage)) is None:
             return False
         if stage not in self._seen:
             self.engine.say(f"{stage}: already done")

@@ -70,13 +70,47 @@ def train_epoch(
     Raises:
         TrainingError: The loss is not a number.
     """
-    make_views = ViewMaker(views, engine.device, *keys, engine.rank)
+    with engine.own_random_state(*keys, "network", engine.rank):  # dropout and drop-path of the backbone
+        losses, spread, seconds = _run_steps(
+            network,
+            optimiser,
+            tiles,
+            batches,
+            objective,
+            ViewMaker(views, engine.device, *keys, engine.rank),
+            engine,
+            learning_rates,
+            f"{keys[1]} {keys[2]}",
+        )
+    engine.share_buffers(network)
+    mean_loss, mean_spread = engine.mean_over_processes(losses.mean(), spread)
+    if not math.isfinite(mean_loss):
+        raise TrainingError(
+            f"{keys[1]}: the loss became {mean_loss} in epoch {keys[2]}. Lower {keys[1]}.learning_rate or raise "
+            f"{keys[1]}.temperature; with bf16, try engine.precision=32-true. Start a new run directory with the new "
+            "settings."
+        )
+    return EpochResult(mean_loss, mean_spread, batches.indices.numel() / seconds)
+
+
+def _run_steps(
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    tiles: TileStore,
+    batches: Batches,
+    objective: Objective,
+    make_views: ViewMaker,
+    engine: Engine,
+    learning_rates: list[float],
+    name: str,
+) -> tuple[Tensor, float, float]:
+    """Losses of every step, spread of the last batch's embeddings, and seconds taken."""
     mine = slice(engine.rank, None, engine.world_size)
     losses: list[Tensor] = []
     network.train()
     started = time.perf_counter()
     embeddings = torch.zeros(1, 1)
-    with engine.progress(f"{keys[1]} {keys[2]}", len(batches.indices)) as progress:
+    with engine.progress(name, len(batches.indices)) as progress:
         for step, rows in enumerate(batches.indices):
             for group in optimiser.param_groups:
                 group["lr"] = learning_rates[step]
@@ -92,15 +126,8 @@ def train_epoch(
             optimiser.step()
             losses.append(loss.detach())
             progress.advance()
-    mean_loss = engine.sum_over_processes(torch.stack(losses).mean()).item() / engine.world_size
-    if not math.isfinite(mean_loss):
-        raise TrainingError(
-            f"{keys[1]}: the loss became {mean_loss} in epoch {keys[2]}. Lower {keys[1]}.learning_rate or raise "
-            f"{keys[1]}.temperature; with bf16, try engine.precision=32-true. Run the same command again to go on "
-            "from the last finished epoch after changing nothing, or start a new run directory with new settings."
-        )
-    rate = batches.indices.numel() / (time.perf_counter() - started)
-    return EpochResult(mean_loss, embedding_spread(embeddings.detach()), rate)
+    found = torch.stack(losses), embedding_spread(embeddings.detach())
+    return *found, time.perf_counter() - started
 
 
 def cosine_or_constant(config: OptimiserConfig, epoch: int, epochs: int, steps: int) -> list[float]:

@@ -4,8 +4,9 @@ from tests.conftest import TINY
 
 from its2clr.config import EncoderConfig, resolve_config
 from its2clr.encoders import create_encoder, extract_features
-from its2clr.encoders.weights import create_network, fingerprint, load_network, save_network
+from its2clr.encoders.weights import create_network, load_network, save_network
 from its2clr.engine.devices import Engine
+from its2clr.engine.files import hash_files
 from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError
 
@@ -75,9 +76,9 @@ def test_saved_networks_come_back_equal(network, tmp_path):
     images = torch.rand(3, 3, 32, 32)
     for one, other in zip(network.eval()(images), loaded.eval()(images), strict=True):
         assert torch.equal(one, other)
-    first = fingerprint(path)
+    first = hash_files(path)
     save_network(path, create_network(resolve_config("demo", TINY)), resolve_config("demo", TINY), {})
-    assert fingerprint(path) != first
+    assert hash_files(path) != first
 
 
 @pytest.mark.parametrize(

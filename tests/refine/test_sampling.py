@@ -53,6 +53,6 @@ def test_same_generator_same_batches():
 
 @pytest.mark.parametrize("empty", ["negative_bag", "pseudo_positive"])
 def test_an_empty_pool_is_said(empty):
-    pools = Pools(**({**vars(POOLS)} | {empty: np.empty(0, dtype=np.int64)}))
+    pools = POOLS._replace(**{empty: np.empty(0, dtype=np.int64)})
     with pytest.raises(TrainingError, match="both kinds"):
         draw(pools=pools, warmup_anchors="negative")

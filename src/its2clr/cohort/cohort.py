@@ -1,7 +1,7 @@
 """A cohort on disk as one object: its bags, and everything known about their instances, in one order.
 
 A restricted cohort is a smaller object, not a filtered view: `without_test()` holds no test bag, and
-`without_labels()` holds no label and refuses to read any.
+`without_labels()` holds no label and refuses to read any. So does a cohort that was packed without labels.
 """
 
 from collections.abc import Iterator, Sized
@@ -51,8 +51,8 @@ class Cohort:
 
     Attributes:
         path: The cohort folder.
-        bags: `bag_id`, `label`, `split`, `group`, `n_instances` and additional columns, one row per bag.
-            Identifiers, groups and additional columns are text.
+        bags: `bag_id`, `label` (if visible), `split`, `group`, `n_instances` and additional columns, one row
+            per bag. Identifiers, groups and additional columns are text.
         info: What `cohort.json` says.
         labels_visible: Whether labels may be read from this object.
     """
@@ -72,14 +72,14 @@ class Cohort:
         folder = Path(path)
         info = read_info(folder)
         problems: list[Problem] = []
-        bags = read_bags(folder, problems)
+        bags = read_bags(folder, problems, labelled=info.labelled)
         for bag_id in [] if bags is None else bags["bag_id"].tolist():
             if not tile_path(folder, bag_id).is_file():
                 message = f"the tile file of bag {bag_id!r} is missing; make the cohort again"
                 problems.append(Problem(str(tile_path(folder, bag_id)), message))
         raise_problems(problems)
         assert bags is not None
-        return cls(folder, bags, info)
+        return cls(folder, bags, info, labels_visible=info.labelled)
 
     def __len__(self) -> int:
         """The number of bags."""
@@ -102,6 +102,11 @@ class Cohort:
     def n_instances(self) -> int:
         """The number of instances of all bags."""
         return int(self.bags["n_instances"].sum())
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether the bags were packed with labels; `labels_visible` says whether they may be read here."""
+        return self.info.labelled
 
     @property
     def has_instance_labels(self) -> bool:

@@ -27,6 +27,7 @@ Level = Literal["error", "warning", "note"]
 _FEW_VALIDATION_BAGS = 10
 _UNEQUAL_BAGS = 20
 _EXAMPLES = 5
+_NO_LABELS = "bags have no labels: they can be predicted, not trained with or evaluated"
 _FLAT = 2.0  # grey values; background tiles are alike in every slide and leak nothing
 
 
@@ -60,6 +61,7 @@ def examine(
     *,
     instances: Path | None = None,
     images_root: Path | None = None,
+    labelled: bool = True,
     workers: int | None = None,
 ) -> list[Finding]:
     """Examine a cohort folder, or a manifest if the path ends in `.csv`; nothing is changed.
@@ -69,6 +71,7 @@ def examine(
         decode: Whether to decode every image, which finds damaged ones and takes longest.
         instances: The table of instances of a manifest.
         images_root: Where relative files of the table of instances lie.
+        labelled: Whether the bags of a manifest have labels; a cohort folder says so itself.
         workers: Threads; the processors at hand if None.
 
     Returns:
@@ -76,7 +79,8 @@ def examine(
     """
     path = Path(path)
     if path.suffix.lower() == ".csv":
-        findings = _examine_manifest(path, instances, images_root, decode, workers)
+        checked = check_manifest(path, instances, images_root, labelled=labelled)
+        findings = _examine_manifest(*checked, path if instances is None else Path(instances), decode, workers)
     else:
         findings = _examine_cohort(path, decode, workers)
     order: dict[Level, int] = {"error": 0, "warning": 1, "note": 2}
@@ -88,23 +92,25 @@ def _errors(problems: list[Problem]) -> list[Finding]:
 
 
 def _examine_manifest(
-    path: Path, instances: Path | None, images_root: Path | None, decode_all: bool, workers: int | None
+    manifest: Manifest | None, problems: list[Problem], table: Path, decode_all: bool, workers: int | None
 ) -> list[Finding]:
-    manifest, problems = check_manifest(path, instances, images_root)
+    """Judge a manifest; `table` is the one whose rows name the images."""
     findings = _errors(problems)
     if manifest is None:
         return findings
+    path = manifest.path
     if decode_all:
         files = [Path(file) for file in manifest.instances["file"].tolist()]
         rows = manifest.instances.index.tolist()
-        table = path if instances is None else Path(instances)
         for row, file, problem in zip(rows, files, map_in_threads(_image_problem, files, workers), strict=True):
             if problem is not None:
                 findings.append(Finding("warning", at_row(table, row), f"{file}: {problem}; will be left out"))
     sizes = manifest.instances["bag_id"].value_counts()
     bags = manifest.bags.assign(n_instances=[int(sizes[bag_id]) for bag_id in manifest.bags["bag_id"].tolist()])
     findings += _judge_sizes(bags, path)
-    if manifest.has_splits:
+    if not manifest.labelled:
+        findings.append(Finding("note", str(path), _NO_LABELS))
+    elif manifest.has_splits:
         findings += _judge_validation(bags, path)
     else:
         findings.append(Finding("note", str(path), "no splits are given; they will be assigned when packing"))
@@ -143,28 +149,35 @@ def _examine_cohort(folder: Path, decode_all: bool, workers: int | None) -> list
     except InputError as error:
         return [Finding("error", str(folder), str(error).removeprefix(f"{folder}: "))]
     problems: list[Problem] = []
-    bags = read_bags(folder, problems)
+    bags = read_bags(folder, problems, labelled=info.labelled)
     if bags is None:
         return _errors(problems) + _left_out(folder)
-    check_classes(bags["label"].tolist(), bags["split"].tolist(), str(folder / BAGS_FILE), problems)
+    labels: list[int | None] = [None] * len(bags)
+    if info.labelled:
+        labels = bags["label"].tolist()
+        check_classes(bags["label"].tolist(), bags["split"].tolist(), str(folder / BAGS_FILE), problems)
     findings = _errors(problems)
     inspect = partial(_inspect_bag, folder=folder, tile_size=info.tile_size, decode_all=decode_all)
-    rows = list(zip(bags["bag_id"].tolist(), bags["label"].tolist(), bags["n_instances"].tolist(), strict=True))
+    rows = list(zip(bags["bag_id"].tolist(), labels, bags["n_instances"].tolist(), strict=True))
     inspections = list(map_in_threads(inspect, rows, workers))
     for inspection in inspections:
         findings += inspection.findings
     findings += _shared_images(folder, bags, inspections)
-    findings += _judge_validation(bags, folder) + _judge_sizes(bags, folder)
+    if info.labelled:
+        findings += _judge_validation(bags, folder)
+    else:
+        findings.append(Finding("note", str(folder), _NO_LABELS))
+    findings += _judge_sizes(bags, folder)
     findings += _orphans(folder, bags) + _left_out(folder) + _count(bags, folder)
-    labelled = [one.labels for one in inspections]
-    if info.has_instance_labels != any(labels is not None for labels in labelled):
+    ground_truth = [one.labels for one in inspections]
+    if info.has_instance_labels != any(found is not None for found in ground_truth):
         says = "instance labels" if info.has_instance_labels else "no instance labels"
         message = f"cohort.json says there are {says}, the tile files of its bags disagree"
         findings.append(Finding("error", str(folder), message))
-    return findings + _witness_rate(bags, labelled, folder)
+    return findings + (_witness_rate(bags, ground_truth, folder) if info.labelled else [])
 
 
-def _inspect_bag(bag: tuple[str, int, int], *, folder: Path, tile_size: int, decode_all: bool) -> _Inspection:
+def _inspect_bag(bag: tuple[str, int | None, int], *, folder: Path, tile_size: int, decode_all: bool) -> _Inspection:
     bag_id, label, n_instances = bag
     path = tile_path(folder, bag_id)
     result = _Inspection()
@@ -188,7 +201,7 @@ def _inspect_bag(bag: tuple[str, int, int], *, folder: Path, tile_size: int, dec
     if result.labels is not None and not np.isin(result.labels, (-1, 0, 1)).all():
         messages.append("instance labels must be 1, 0 or -1")
     result.findings += [Finding("error", str(path), message) for message in messages]
-    if result.labels is not None:
+    if label is not None and result.labels is not None:
         result.findings += _contradictions(str(path), bag_id, label, result.labels)
     result.digests = [hashlib.blake2b(image, digest_size=16).digest() for image in encoded]
     repeated = len(encoded) - len(set(result.digests))
@@ -300,9 +313,11 @@ def _count(bags: pd.DataFrame, where: Path) -> list[Finding]:
         rows = bags[[split == name for split in splits]]
         if rows.empty:
             continue
-        by_label = Counter(rows["label"].tolist())
-        message = f"{len(rows)} bags ({by_label[1]} positive, {by_label[0]} negative), "
-        message += f"{rows['n_instances'].sum()} instances, {rows['group'].nunique()} groups"
+        message = f"{len(rows)} bags"
+        if "label" in rows.columns:
+            by_label = Counter(rows["label"].tolist())
+            message += f" ({by_label[1]} positive, {by_label[0]} negative)"
+        message += f", {rows['n_instances'].sum()} instances, {rows['group'].nunique()} groups"
         findings.append(Finding("note", str(where), f"{name}: {message}" if name else message))
     return findings
 

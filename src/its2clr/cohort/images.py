@@ -103,7 +103,8 @@ def pack_images(
 
     Every image is decoded. One that cannot be used is left out and listed in `problems.csv`, and the rest
     goes on; so is a bag without any usable image. The same call again skips the bags that are whole, so
-    packing goes on where it stopped, and tries again those that had problems.
+    packing goes on where it stopped, and tries again those that had problems. A manifest without labels
+    becomes a cohort without labels, whose bags are all in test.
 
     Args:
         bags: The manifest.
@@ -121,8 +122,8 @@ def pack_images(
         What was packed, skipped and left out.
 
     Raises:
-        InputError: If a setting is wrong, the folder holds something else, or a split lacks a class because
-            bags were left out.
+        InputError: If a setting is wrong, the folder holds something else, no bag is left, or a split lacks a
+            class because bags were left out.
     """
     check_tile_settings(tile_size, encoding, quality, resize)
     out = Path(out)
@@ -130,13 +131,15 @@ def pack_images(
     settings: dict[str, Any] = {"tile_size": tile_size, "encoding": encoding, "resize": resize}
     if encoding == "jpeg":
         settings["quality"] = quality
-    if bags.has_splits:
+    if not bags.labelled:
+        settings["splits"] = "all test"
+    elif bags.has_splits:
         settings["splits"] = "manifest"
     else:
         # refuse an impossible division before hours of packing, not after
         assign_splits(bags.bags["label"].tolist(), bags.bags["group"].tolist(), fractions, seed)
         settings |= {"splits": "assigned", "seed": seed, "fractions": list(fractions)}
-    _claim_folder(out, settings, bags.has_instance_labels)
+    _claim_folder(out, settings, bags)
 
     waiting = _gather(bags)
     packed: list[_Packed] = []
@@ -163,21 +166,21 @@ def pack_images(
     )
 
 
-def _claim_folder(out: Path, settings: dict[str, Any], has_instance_labels: bool) -> None:
+def _claim_folder(out: Path, settings: dict[str, Any], manifest: Manifest) -> None:
     """Record the settings in a new folder; refuse a folder of other settings or other content."""
     info = CohortInfo(
         tile_size=settings["tile_size"],
         encoding=settings["encoding"],
-        has_instance_labels=has_instance_labels,
+        has_instance_labels=manifest.has_instance_labels,
+        labelled=manifest.labelled,
         settings=settings,
     )
     if (out / INFO_FILE).exists():
-        there = read_info(out).settings
-        names = dict.fromkeys([*there, *settings])
+        there, asked = _all_settings(read_info(out)), _all_settings(info)
         differences = [
-            f"  {name}: {there.get(name, 'not set')} there, {settings.get(name, 'not set')} asked for"
-            for name in names
-            if there.get(name) != settings.get(name)
+            f"  {name}: {there.get(name, 'not set')} there, {asked.get(name, 'not set')} asked for"
+            for name in dict.fromkeys([*there, *asked])
+            if there.get(name) != asked.get(name)
         ]
         if differences:
             lines = "\n".join(differences)
@@ -190,6 +193,11 @@ def _claim_folder(out: Path, settings: dict[str, Any], has_instance_labels: bool
             found = ", ".join(content[:3])
             raise InputError(f"{out}: holds other files ({found}, ...); give an empty folder for the cohort")
     write_info(out, info)
+
+
+def _all_settings(info: CohortInfo) -> dict[str, Any]:
+    """What may not change between two runs: neither do labels come or go."""
+    return {"labelled": info.labelled, **info.settings}
 
 
 def _gather(manifest: Manifest) -> list[_Bag]:
@@ -291,6 +299,9 @@ def _with_splits(
         return kept.assign(split=splits.tolist())
     problems: list[Problem] = []
     where = f"{out}, after {_losses(manifest, kept, out)}"
+    if not manifest.labelled:
+        raise_problems([Problem(where, "no bag is left")] if kept.empty else [])
+        return kept
     check_classes(kept["label"].tolist(), kept["split"].tolist(), where, problems)
     raise_problems(problems)
     return kept

@@ -1,8 +1,9 @@
 """Where things lie in a cohort folder, and how its tables are read and written.
 
 ```
-cohort.json          format, tile size, encoding, package version, settings, has_instance_labels
-bags.csv             bag_id,label,split,group,n_instances ...; written last: where it is, all is
+cohort.json          format, tile size, encoding, package version, settings, has_instance_labels, labelled
+bags.csv             bag_id,label,split,group,n_instances ...; written last: where it is, all is;
+                     no label if the cohort is not labelled
 problems.csv         bag_id,file,row,problem: what was left out, and why
 tiles/<bag_id>.h5    one tile file per bag; characters that file systems refuse are percent-encoded
 ```
@@ -50,6 +51,7 @@ class CohortInfo(BaseModel):
     encoding: Encoding = Field(description="how the tiles are encoded")
     its2clr_version: str = Field(default=__version__, description="package version that wrote the cohort")
     has_instance_labels: bool = Field(default=False, description="whether instance ground truth is known")
+    labelled: bool = Field(default=True, description="whether the bags have labels")
     settings: dict[str, Any] = Field(default_factory=dict, description="the settings it was made with")
 
 
@@ -107,12 +109,17 @@ def write_info(folder: Path, info: CohortInfo) -> None:
     write_json(folder / INFO_FILE, info.model_dump(mode="json"))
 
 
-def read_bags(folder: Path, problems: list[Problem]) -> pd.DataFrame | None:
+def read_bags(folder: Path, problems: list[Problem], *, labelled: bool = True) -> pd.DataFrame | None:
     """Read `bags.csv`, noting what is wrong with it.
 
+    Args:
+        folder: The cohort folder.
+        problems: Receives what is wrong.
+        labelled: Whether the bags have labels, as `cohort.json` says.
+
     Returns:
-        The bags (identifiers, groups and additional columns as text, label and n_instances as int64);
-        None if the table cannot be used.
+        The bags (identifiers, groups and additional columns as text, n_instances and, if labelled, label as
+        int64); None if the table cannot be used.
     """
     path = folder / BAGS_FILE
     if not path.exists():
@@ -121,12 +128,18 @@ def read_bags(folder: Path, problems: list[Problem]) -> pd.DataFrame | None:
         return None
     before = len(problems)
     table = read_table(path, problems)
-    if table is None or not require_columns(table, path, (*BAG_COLUMNS, "n_instances"), problems):
+    needed = [*_core_columns(labelled=labelled), "n_instances"]
+    if table is None or not require_columns(table, path, needed, problems):
         return None
+    if not labelled and "label" in table.columns:
+        advice = "remove it, or pack the bags with their labels into another folder"
+        problems.append(
+            Problem(at_row(path, 1), f"column 'label' in a cohort that was packed without labels; {advice}")
+        )
     if table.empty:
         problems.append(Problem(str(path), "there are no bags"))
     check_bag_ids(table, path, problems)
-    labels = parse_bag_labels(table, path, problems)
+    labels = {"label": parse_bag_labels(table, path, problems)} if labelled else {}
     groups = parse_groups(table, path, problems)
     splits = parse_splits(table, path, problems)
     if splits is None:
@@ -142,20 +155,18 @@ def read_bags(folder: Path, problems: list[Problem]) -> pd.DataFrame | None:
     if splits is None or len(problems) > before:
         return None
     bags = table.reset_index(drop=True).astype("str")
-    core = {
-        "bag_id": bags["bag_id"],
-        "label": labels,
-        "split": splits,
-        "group": groups,
-        "n_instances": counts,
-    }
+    core = {"bag_id": bags["bag_id"], **labels, "split": splits, "group": groups, "n_instances": counts}
     more = {str(name): bags[name] for name in bags.columns if name not in core}
-    return pd.DataFrame({**core, **more}).astype({"label": "int64", "n_instances": "int64"})
+    return pd.DataFrame({**core, **more}).astype(dict.fromkeys([*labels, "n_instances"], "int64"))
+
+
+def _core_columns(*, labelled: bool) -> list[str]:
+    return [name for name in BAG_COLUMNS if labelled or name != "label"]
 
 
 def write_bags(folder: Path, bags: pd.DataFrame) -> None:
-    """Write `bags.csv` so that it appears whole: the core columns first, `n_instances` last."""
-    core = list(BAG_COLUMNS)
+    """Write `bags.csv` so that it appears whole: the core columns first (label if there), `n_instances` last."""
+    core = _core_columns(labelled="label" in bags.columns)
     more = [name for name in bags.columns if name not in {*core, "n_instances"}]
     with atomic_path(folder / BAGS_FILE) as temporary:
         bags[[*core, *more, "n_instances"]].to_csv(temporary, index=False, lineterminator="\n")

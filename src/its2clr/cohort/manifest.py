@@ -2,10 +2,10 @@
 
 Two forms are read. One table, `bag_id,path,label[,group,split]`, where `path` is a folder of images; or a
 table of bags, `bag_id,label[,group,split]`, with a table of instances, `bag_id,file[,label]`. Labels come
-from columns alone, never from paths.
+from columns alone, never from paths. Of bags without labels, read to be predicted, no label column is looked at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,10 @@ from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems,
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 _INSTANCE_COLUMNS = ("bag_id", "file", "name", "label")
+_ADVICE = {
+    "path": "or give a table of instances in place of column 'path'",
+    "label": "bags without labels, to be predicted, can be packed with --unlabelled",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,17 +38,19 @@ class Manifest:
 
     Attributes:
         path: The table of bags.
-        bags: `bag_id`, `label` (0 or 1), `split` ("" if not given), `group` and the additional columns;
-            the index is the spreadsheet row.
+        bags: `bag_id`, `label` (0 or 1; no such column without labels), `split` ("" if not given), `group`
+            and the additional columns; the index is the spreadsheet row.
         instances: `bag_id`, `file` (absolute), `name` (as written), `label` (1, 0 or -1); the index is the
             spreadsheet row of the instance, or of its bag if there is no table of instances.
-        has_splits: Whether the table of bags says which split each bag is in.
+        has_splits: Whether each bag has its split already; bags without labels are all in test.
+        labelled: Whether it was read with labels.
     """
 
     path: Path
     bags: pd.DataFrame
     instances: pd.DataFrame
     has_splits: bool
+    labelled: bool = True
 
     @property
     def has_instance_labels(self) -> bool:
@@ -52,25 +58,29 @@ class Manifest:
         return bool((self.instances["label"] != UNKNOWN_LABEL).any())
 
 
-def read_manifest(path: Path, instances: Path | None = None, images_root: Path | None = None) -> Manifest:
+def read_manifest(
+    path: Path, instances: Path | None = None, images_root: Path | None = None, *, labelled: bool = True
+) -> Manifest:
     """Read and check a manifest.
 
     Args:
         path: The table of bags.
         instances: The table of instances; without it the bags need a column `path`.
         images_root: Where relative files of the table of instances lie; its own folder if not given.
+        labelled: Whether bags have labels. If not, columns of labels and splits are ignored, and every bag is
+            in split test.
 
     Raises:
         InputError: With all problems of the manifest, each with file and row.
     """
-    manifest, problems = check_manifest(path, instances, images_root)
+    manifest, problems = check_manifest(path, instances, images_root, labelled=labelled)
     raise_problems(problems)
     assert manifest is not None
     return manifest
 
 
 def check_manifest(
-    path: Path, instances: Path | None = None, images_root: Path | None = None
+    path: Path, instances: Path | None = None, images_root: Path | None = None, *, labelled: bool = True
 ) -> tuple[Manifest | None, list[Problem]]:
     """Read a manifest and list everything that is wrong with it.
 
@@ -78,6 +88,7 @@ def check_manifest(
         path: The table of bags.
         instances: The table of instances, if there is one.
         images_root: Where relative files of the table of instances lie.
+        labelled: Whether bags have labels, as for `read_manifest`.
 
     Returns:
         The manifest, None if there is any problem; and the problems.
@@ -89,22 +100,23 @@ def check_manifest(
         return None, problems
     if "group" not in table.columns and "patient" in table.columns:
         table = table.rename(columns={"patient": "group"})
-    needed = ("bag_id", "label") if instances is not None else ("bag_id", "path", "label")
-    advice = "" if instances is not None else " (or give a table of instances in place of column 'path')"
-    if not require_columns(table, path, needed, problems, advice if "path" not in table.columns else ""):
+    needed = ["bag_id", *(["path"] if instances is None else []), *(["label"] if labelled else [])]
+    if not require_columns(table, path, needed, problems, _ADVICE):
         return None, problems
+    if not labelled:
+        table = table.drop(columns=["label", "split"], errors="ignore")
     if table.empty:
         return None, [*problems, Problem(str(path), "there are no bags below the header")]
-    bags, has_splits = _check_bags(table, path, problems)
+    bags, has_splits = (_check_bags if labelled else _check_unlabelled_bags)(table, path, problems)
     if instances is None:
         members: pd.DataFrame | None = _list_folders(table, path, problems)
     else:
-        members = _read_instances(table, path, Path(instances), images_root, problems)
+        members = _read_instances(table, path, Path(instances), images_root, problems, labelled=labelled)
     if problems or members is None:
         return None, problems
     dropped = ["path", "n_instances"] if instances is None else ["n_instances"]
     bags = bags.drop(columns=[name for name in dropped if name in bags.columns])
-    return Manifest(path, bags, members, has_splits), problems
+    return Manifest(path, bags, members, has_splits, labelled), problems
 
 
 def _check_bags(table: pd.DataFrame, path: Path, problems: list[Problem]) -> tuple[pd.DataFrame, bool]:
@@ -125,8 +137,18 @@ def _check_bags(table: pd.DataFrame, path: Path, problems: list[Problem]) -> tup
             if label not in labels
         ]
     core = {"bag_id": table["bag_id"].tolist(), "label": labels, "split": splits or "", "group": groups}
+    return _with_more_columns(core, table), splits is not None
+
+
+def _check_unlabelled_bags(table: pd.DataFrame, path: Path, problems: list[Problem]) -> tuple[pd.DataFrame, bool]:
+    check_bag_ids(table, path, problems)
+    groups = parse_groups(table, path, problems)
+    return _with_more_columns({"bag_id": table["bag_id"].tolist(), "split": "test", "group": groups}, table), True
+
+
+def _with_more_columns(core: Mapping[str, object], table: pd.DataFrame) -> pd.DataFrame:
     more = {str(name): table[name].tolist() for name in table.columns if name not in core}
-    return pd.DataFrame({**core, **more}, index=table.index), splits is not None
+    return pd.DataFrame({**core, **more}, index=table.index)
 
 
 def _list_folders(table: pd.DataFrame, path: Path, problems: list[Problem]) -> pd.DataFrame:
@@ -162,7 +184,13 @@ def list_images(folder: Path) -> list[Path]:
 
 
 def _read_instances(
-    bags: pd.DataFrame, bags_path: Path, path: Path, images_root: Path | None, problems: list[Problem]
+    bags: pd.DataFrame,
+    bags_path: Path,
+    path: Path,
+    images_root: Path | None,
+    problems: list[Problem],
+    *,
+    labelled: bool,
 ) -> pd.DataFrame | None:
     table = read_table(path, problems)
     if table is None or not require_columns(table, path, ("bag_id", "file"), problems):
@@ -185,8 +213,9 @@ def _read_instances(
         for row, bag_id in column_cells(bags, "bag_id")
         if bag_id and bag_id not in filled
     ]
-    unknown = [UNKNOWN_LABEL] * len(table)
-    labels = parse_instance_labels(table, path, problems) if "label" in table.columns else unknown
+    labels = [UNKNOWN_LABEL] * len(table)
+    if labelled and "label" in table.columns:
+        labels = parse_instance_labels(table, path, problems)
     files = [root / name for name in names]
     # single missing images are left out when packing; if there are none at all, the folder is wrong
     if names and not any(file.is_file() for file in files):

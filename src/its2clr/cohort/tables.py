@@ -3,7 +3,7 @@
 import csv
 import difflib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,9 +119,20 @@ def column_cells(table: pd.DataFrame, column: str) -> list[tuple[int, str]]:
 
 
 def require_columns(
-    table: pd.DataFrame, path: Path, names: Iterable[str], problems: list[Problem], advice: str = ""
+    table: pd.DataFrame,
+    path: Path,
+    names: Iterable[str],
+    problems: list[Problem],
+    advice: Mapping[str, str] | None = None,
 ) -> bool:
     """Note each required column that is missing, with the columns found and the closest of them.
+
+    Args:
+        table: The table.
+        path: Its file.
+        names: The columns it must have.
+        problems: Receives the missing ones.
+        advice: What to do when a column is missing, by column.
 
     Returns:
         Whether all columns are there.
@@ -129,9 +140,10 @@ def require_columns(
     found = [str(name) for name in table.columns]
     missing = [name for name in names if name not in found]
     for name in missing:
+        remedy = f" ({advice[name]})" if advice and name in advice else ""
         spelled = {column.lower(): column for column in found}
         close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
         hint = f"; did you mean {spelled[close[0]]!r}?" if close else ""
-        message = f"column {name!r} is missing; the columns are: {', '.join(found)}{hint}{advice}"
+        message = f"column {name!r} is missing; the columns are: {', '.join(found)}{hint}{remedy}"
         problems.append(Problem(at_row(path, 1), message))
     return not missing

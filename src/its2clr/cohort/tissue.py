@@ -53,7 +53,7 @@ class TissueSettings(BaseModel):
     grid: tuple[int, int] = Field((7, 7), description="rows and columns of tiles in a slide")
     mpp: float = Field(1.0, gt=0, description="microns per pixel; structures have fixed sizes in microns")
     evidence: float = Field(
-        0.9,
+        0.95,
         ge=0,
         le=1,
         description="how far tumour nuclei depart from reactive ones: 0 draws them alike, 1 is plain to see",

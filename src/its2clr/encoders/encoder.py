@@ -78,6 +78,27 @@ def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
     return Encoder(backbone.to(memory_format=torch.channels_last), config.mean, config.std)
 
 
+def check_tile_size(encoder: Encoder, tile_size: int) -> None:
+    """Try the encoder on blank tiles, in training mode as pretraining will.
+
+    Raises:
+        InputError: It cannot take tiles of this size.
+    """
+    was_training = encoder.training
+    state = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    try:
+        with torch.no_grad():
+            encoder.train()(torch.zeros(2, 3, tile_size, tile_size))
+    except (ValueError, RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"the encoder cannot take this cohort's tiles of {tile_size} x {tile_size} pixels: {error}. Pack larger "
+            "tiles (--tile-size), or choose another encoder or its options (a ViT takes encoder.options.img_size)"
+        ) from error
+    finally:
+        encoder.load_state_dict(state)
+        encoder.train(was_training)
+
+
 def create_projector(feature_dim: int, config: ProjectorConfig) -> nn.Module:
     """The projection head; its output is l2-normalised by the loss."""
     hidden: list[nn.Module] = [nn.Linear(feature_dim, config.hidden_dim)]

@@ -1,6 +1,5 @@
 """Saving and loading of encoder and projector as one safetensors file that knows how to rebuild them."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,3 @@ def load_network(path: str | Path) -> EmbeddingNetwork:
     network = EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, ProjectorConfig(**state["projector"])))
     load_module(network, tensors, path)
     return network
-
-
-def fingerprint(path: str | Path) -> str:
-    """Short hash of a weights file; features remember which weights made them."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

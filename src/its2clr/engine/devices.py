@@ -1,19 +1,26 @@
 """Lightning Fabric set up from the config and the launcher: one process, torchrun or Slurm."""
 
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed
 from lightning.fabric import Fabric
+from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 
 from its2clr.config import EngineConfig
 from its2clr.engine.progress import Progress, ProgressBar
-from its2clr.errors import InputError
+from its2clr.engine.seeds import derive_seed
+from its2clr.errors import InputError, Its2clrError, TrainingError
 
 T = TypeVar("T")
+
+COLLECTIVE_TIMEOUT = timedelta(days=2)
+"""How long processes wait for each other: the first one trains aggregators while the others wait."""
 
 
 class Engine:
@@ -39,7 +46,7 @@ class Engine:
             devices=devices,
             num_nodes=nodes,
             precision=precision,
-            strategy="ddp" if devices * nodes > 1 else "auto",
+            strategy=DDPStrategy(timeout=COLLECTIVE_TIMEOUT) if devices * nodes > 1 else "auto",
         )
         if devices * nodes > 1:
             self.fabric.launch()
@@ -49,8 +56,6 @@ class Engine:
         self.rank = self.fabric.global_rank
         self.world_size = self.fabric.world_size
         self.bars = ProgressBar(enabled=self.is_writer)
-        if accelerator == "cuda":
-            torch.set_float32_matmul_precision("high")
 
     @property
     def is_writer(self) -> bool:
@@ -64,9 +69,27 @@ class Engine:
     def set_up(self, network: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Wrap for precision and gradient averaging; batch norm is shared between GPUs of several processes."""
         if self.world_size > 1 and self.device.type == "cuda":
-            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+            from timm.layers.norm_act import (
+                convert_sync_batchnorm,  # torch's own drops the activations timm fuses into norms
+            )
+
+            network = convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
         wrapped, wrapped_optimiser = self.fabric.setup(network, optimiser)
         return wrapped, wrapped_optimiser
+
+    def divisible_batch_size(self, stage: str, wanted: int) -> int:
+        """The largest batch up to `wanted` that the processes can share out evenly, at least two tiles each.
+
+        Raises:
+            InputError: There is none.
+        """
+        size = wanted // self.world_size * self.world_size
+        if size < 2 * self.world_size:
+            raise InputError(
+                f"{stage}: a batch of {wanted} tiles cannot be shared by {self.world_size} process(es), which need two "
+                f"each; raise {stage}.batch_size, use fewer processes or more training tiles"
+            )
+        return size
 
     def backward(self, loss: Tensor) -> None:
         """Backward pass under the run's precision."""
@@ -83,6 +106,41 @@ class Engine:
     def broadcast(self, value: T) -> T:
         """The first process's value, in every process."""
         return self.fabric.broadcast(value) if self.world_size > 1 else value
+
+    def on_writer(self, work: Callable[[], T]) -> T:
+        """Do work in the first process and give its result to all; its failure is raised in every process."""
+        outcome: tuple[T | None, str | None] = (None, None)
+        if self.is_writer:
+            try:
+                outcome = (work(), None)
+            except (Its2clrError, OSError) as error:
+                if self.world_size == 1:
+                    raise
+                outcome = (None, str(error))
+        result, failure = self.broadcast(outcome)
+        if failure is not None:
+            raise TrainingError(failure)
+        return result  # type: ignore[return-value]
+
+    @contextmanager
+    def own_random_state(self, *keys: int | str) -> Iterator[None]:
+        """Global random numbers derived from names inside the block; what they were outside is put back."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(derive_seed(*keys))
+            yield
+
+    def share_buffers(self, network: nn.Module) -> None:
+        """Give every process the first one's buffers (running statistics of batch norm)."""
+        if self.world_size > 1:
+            for buffer in network.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+
+    def mean_over_processes(self, *values: Tensor | float) -> list[float]:
+        """Mean of each number over processes; the same in all."""
+        numbers = torch.stack([torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in values])
+        numbers = self.sum_over_processes(numbers.to(self.device)) / self.world_size
+        return [float(number) for number in numbers.cpu()]
 
     def sum_over_processes(self, values: Tensor) -> Tensor:
         """Elementwise sum over processes, in every process."""

@@ -1,5 +1,6 @@
 """Files that appear whole: written beside their place, then renamed."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -36,3 +37,17 @@ def write_json(path: str | Path, value: Any) -> None:
 def read_json(path: str | Path) -> Any:
     """Read a JSON file."""
     return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def remove_half_written(folder: str | Path) -> None:
+    """Remove what a killed process left beside the files it was writing."""
+    for path in Path(folder).rglob(".*.part"):
+        path.unlink(missing_ok=True)
+
+
+def hash_files(*paths: Path) -> str:
+    """Short hash of the content of files."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

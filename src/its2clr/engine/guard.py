@@ -1,6 +1,8 @@
 """Collapse of the representation: seen, said, and training stopped with advice."""
 
 import math
+from collections.abc import MutableMapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +29,16 @@ class CollapseGuard:
         stage: Section of the config the advice is about.
         rows: Rows the loss contrasts (two views of a batch).
         patience: Epochs in a row that must look collapsed; a fresh network starts near the collapsed loss.
+        notes: Where the count is kept, so that a run that goes on does not begin to count anew.
     """
 
-    def __init__(self, stage: str, rows: int, patience: int = PATIENCE) -> None:
+    def __init__(
+        self, stage: str, rows: int, patience: int = PATIENCE, notes: MutableMapping[str, Any] | None = None
+    ) -> None:
         self._stage = stage
         self._collapsed_loss = math.log(rows - 1)
         self._patience = patience
-        self._seen = 0
+        self._notes = {} if notes is None else notes
 
     def check(self, epoch: int, loss: float, spread: float) -> None:
         """Look at one epoch.
@@ -42,8 +47,9 @@ class CollapseGuard:
             TrainingError: Collapsed for `patience` epochs in a row.
         """
         at_limit = abs(loss - self._collapsed_loss) < LOSS_TOLERANCE * self._collapsed_loss
-        self._seen = self._seen + 1 if at_limit and spread < MIN_SPREAD else 0
-        if self._seen >= self._patience:
+        seen = self._notes.get("epochs_collapsed", 0) + 1 if at_limit and spread < MIN_SPREAD else 0
+        self._notes["epochs_collapsed"] = seen
+        if seen >= self._patience:
             raise TrainingError(
                 f"{self._stage}: the representation collapsed by epoch {epoch}: the loss is {loss:.4f}, and "
                 f"log(rows - 1) = {self._collapsed_loss:.4f} is what a single point gives; the spread of the "

@@ -22,7 +22,7 @@ from its2clr.engine.checkpoint import (
     under,
 )
 from its2clr.engine.devices import Engine
-from its2clr.engine.files import read_json, write_json, write_text
+from its2clr.engine.files import hash_files, read_json, remove_half_written, write_json, write_text
 from its2clr.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,11 +57,13 @@ class RunDirectory:
         elif cohort is None:
             raise InputError(f"{self.path}: no run has begun here; name a cohort")
         self.config = config
-        self.cohort = Path(cohort)
+        self.cohort = Path(cohort).resolve()
         engine.barrier()
         if saved is None and engine.is_writer:
             document = {"cohort": str(self.cohort), **self.config.model_dump(mode="json")}
             write_text(self.path / "config.yaml", yaml.safe_dump(document, sort_keys=False))
+        if engine.is_writer:
+            remove_half_written(self.path)
         engine.barrier()
 
     def _refuse_changes(self, saved: tuple[RunConfig, Path], config: RunConfig, cohort: str | Path | None) -> None:
@@ -73,6 +75,22 @@ class RunDirectory:
                 f"{self.path}: this run was started with other settings; choose another --out folder or go on "
                 "without changes:\n  " + "\n  ".join(difference)
             )
+
+    def check_cohort(self) -> None:
+        """Remember the cohort when it is first used; refuse it when its bags have changed since.
+
+        Raises:
+            InputError: The folder holds other bags than when the run began.
+        """
+        fingerprint = hash_files(self.cohort / "bags.csv", self.cohort / "cohort.json")
+        state = self._state()
+        if state.get("cohort", fingerprint) != fingerprint:
+            raise InputError(
+                f"{self.cohort}: the cohort has changed since {self.path} began; start a new run folder for it"
+            )
+        if "cohort" not in state and self.engine.is_writer:
+            write_json(self.path / "state.json", {**state, "cohort": fingerprint})
+        self.engine.barrier()
 
     def checkpoint(self, name: str) -> Path:
         """Path of a checkpoint by name."""
@@ -159,6 +177,12 @@ class TrainingState:
             self._run.forget_after(self._stage, 0)
             return 0
         tensors, state = load_checkpoint(self._path)
+        processes = self._run.engine.world_size
+        if state["processes"] != processes:
+            raise InputError(
+                f"{self._run.path}: {self._stage} was begun by {state['processes']} process(es) and is to go on with "
+                f"{processes}; what a process draws depends on their number: start it with {state['processes']} again"
+            )
         load_module(self._network, under("network", tensors), self._path)
         load_optimiser(self._optimiser, under("optimiser", tensors))
         self.tensors, self.notes = under("extra", tensors), state["notes"]
@@ -179,7 +203,8 @@ class TrainingState:
             | prefixed("optimiser", optimiser_tensors(self._optimiser))
             | prefixed("extra", self.tensors)
         )
-        save_checkpoint(self._path, tensors, {"epoch": epoch, "notes": self.notes})
+        processes = self._run.engine.world_size
+        save_checkpoint(self._path, tensors, {"epoch": epoch, "processes": processes, "notes": self.notes})
         self._saved_at = time.monotonic()
         self._cost = self._saved_at - now
 
@@ -189,7 +214,10 @@ def read_run_config(path: str | Path) -> tuple[RunConfig, Path] | None:
     file = Path(path) / "config.yaml"
     if not file.is_file():
         return None
-    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: damaged, cannot be read ({error})") from error
     if not isinstance(document, dict) or "cohort" not in document:
         raise InputError(f"{file}: not the config of a run (no cohort in it)")
     cohort = Path(document.pop("cohort"))

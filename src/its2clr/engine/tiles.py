@@ -1,10 +1,10 @@
 """Decoded tiles, gathered by index straight to the device."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from its2clr.cohort import Cohort, load_tiles
+from its2clr.engine.devices import Engine
 
 
 class TileStore:
@@ -23,10 +23,11 @@ class TileStore:
         self.images = images
 
     @classmethod
-    def from_cohort(cls, cohort: Cohort, device: torch.device) -> "TileStore":
+    def from_cohort(cls, cohort: Cohort, engine: Engine) -> "TileStore":
         """Decode a cohort's tiles in parallel."""
-        images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = load_tiles(cohort)
-        return cls(torch.from_numpy(images), device)
+        with engine.progress("decode", cohort.n_instances, "tiles") as progress:
+            images = load_tiles(cohort, progress=progress.reach)
+        return cls(torch.from_numpy(images), engine.device)
 
     def __len__(self) -> int:
         return len(self.images)

@@ -53,6 +53,7 @@ def evaluate(stages: Stages) -> dict[str, Any]:
         results: dict[str, Any] = read_json(run.path / "results.json")
         return results
     cohort = Cohort.open(run.cohort)
+    run.check_cohort()
     unlabelled = {name: cohort.split(name).without_labels() for name in ("val", "test")}
     scores = {
         encoder: {name: predict(stages, encoder, part) for name, part in unlabelled.items()} for encoder in ENCODERS
@@ -140,7 +141,7 @@ def describe(cohort: Cohort) -> dict[str, Any]:
     if cohort.has_instance_labels:
         truth = cohort.instance_labels()
         in_positive = cohort.bags["label"].to_numpy()[cohort.bag_index()] == 1
-        described["witness_rate"] = float((truth[in_positive] == 1).mean())
+        described["witness_rate"] = float((truth[in_positive & (truth >= 0)] == 1).mean())
     return described
 
 

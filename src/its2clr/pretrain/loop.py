@@ -10,7 +10,6 @@ from its2clr.engine.guard import CollapseGuard
 from its2clr.engine.rundir import RunDirectory, TrainingState
 from its2clr.engine.seeds import torch_generator
 from its2clr.engine.tiles import TileStore
-from its2clr.errors import InputError
 from its2clr.pretrain.simclr import simclr_objective
 from its2clr.training import Batches, cosine_or_constant, make_optimiser, train_epoch
 
@@ -34,38 +33,27 @@ def pretrain(
         seed: Seed of batches and views.
 
     Raises:
-        InputError: Fewer than two tiles per process.
+        InputError: Fewer than two tiles of a batch per process.
         TrainingError: The loss became not-a-number or the representation collapsed.
     """
-    batch_size = _usable_batch_size(config.batch_size, len(tiles), engine.world_size)
+    batch_size = engine.divisible_batch_size("pretrain", min(config.batch_size, len(tiles)))
     network.to(engine.device)
     wrapped, optimiser = engine.set_up(network, make_optimiser(network, config))
-    guard = CollapseGuard("pretrain", 2 * batch_size, patience=max(5, config.epochs // 10))
     state = TrainingState(run, "pretrain", network, optimiser)
+    start = state.resume()
+    guard = CollapseGuard("pretrain", 2 * batch_size, max(5, config.epochs // 10), state.notes)
     objective = simclr_objective(config.temperature)
-    for epoch in range(state.resume(), config.epochs):
+    for epoch in range(start, config.epochs):
         indices = epoch_indices(len(tiles), batch_size, seed, epoch)
         rates = cosine_or_constant(config, epoch, config.epochs, len(indices))
         keys = (seed, "pretrain", epoch + 1)
         result = train_epoch(wrapped, optimiser, tiles, Batches(indices), objective, config.views, engine, rates, keys)
         guard.check(epoch + 1, result.loss, result.spread)
+        run.log("pretrain", epoch + 1, config.epochs, vars(result))
         state.save(epoch + 1, last=epoch + 1 == config.epochs)
-        run.log(
-            "pretrain",
-            epoch + 1,
-            config.epochs,
-            {"loss": result.loss, "spread": result.spread, "tiles_per_second": result.tiles_per_second},
-        )
 
 
 def epoch_indices(count: int, batch_size: int, seed: int, epoch: int) -> Tensor:
     """A random order of all tiles cut into full batches, (steps, batch_size); the rest sits this epoch out."""
     order = torch.randperm(count, generator=torch_generator(torch.device("cpu"), seed, "pretrain order", epoch))
     return order[: count // batch_size * batch_size].view(-1, batch_size)
-
-
-def _usable_batch_size(wanted: int, count: int, processes: int) -> int:
-    size = min(wanted, count) // processes * processes
-    if size < 2 * processes:
-        raise InputError(f"pretraining needs at least two tiles per process, got {count} for {processes} process(es)")
-    return size

@@ -4,6 +4,7 @@ Lay the paper beside this file: the comments name the lines of its Algorithm 1.
 """
 
 import math
+import shutil
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from its2clr.config import RefineConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
 from its2clr.encoders.weights import save_network
 from its2clr.engine.devices import Engine
+from its2clr.engine.files import atomic_path
 from its2clr.engine.guard import CollapseGuard
 from its2clr.engine.rundir import RunDirectory, TrainingState
 from its2clr.engine.seeds import numpy_generator
@@ -62,11 +64,10 @@ def refine(
     wrapped, optimiser = engine.set_up(network, make_optimiser(network, config))
     state = TrainingState(run, "refine", network, optimiser)
     seeds = aggregator_seeds(seed, config.aggregator_seeds)
-    batch_size = config.batch_size // engine.world_size * engine.world_size
+    batch_size = engine.divisible_batch_size("refine", config.batch_size)
     steps = config.steps_per_epoch or math.ceil(len(train.tiles) / batch_size)
-    guard = CollapseGuard("refine", 2 * batch_size, patience=max(3, config.epochs // 10))
-
     start = state.resume()
+    guard = CollapseGuard("refine", 2 * batch_size, max(3, config.epochs // 10), state.notes)
     run.forget_after("round", start - 1)
     for epoch in range(start, config.epochs + 1):  # line 2
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
@@ -99,9 +100,12 @@ def refine(
             (seed, "refine", epoch + 1),
         )
         guard.check(epoch + 1, result.loss, result.spread)
-        state.save(epoch + 1, last=epoch + 1 == config.epochs)
         run.log("refine", epoch + 1, config.epochs, vars(result))
-    _keep_best(run, state.notes["best_epoch"])
+        state.save(epoch + 1, last=epoch + 1 == config.epochs)
+    if engine.is_writer:
+        with atomic_path(run.checkpoint(REFINED)) as temporary:
+            shutil.copyfile(run.checkpoint(CANDIDATE.format(epoch=state.notes["best_epoch"])), temporary)
+    engine.barrier()
 
 
 def epoch_batches(
@@ -138,12 +142,7 @@ def epoch_batches(
     )
 
 
-def _keep_best(run: RunDirectory, best_epoch: int) -> None:
-    """Make the best candidate the result and remove the others."""
-    if run.engine.is_writer:
-        best = run.checkpoint(CANDIDATE.format(epoch=best_epoch))
-        if best.is_file():  # a run killed just after this line has it renamed already
-            best.replace(run.checkpoint(REFINED))
-        for path in run.path.glob(f"checkpoints/{CANDIDATE.format(epoch=0)[:-3]}*.safetensors"):
-            path.unlink()
-    run.engine.barrier()
+def remove_candidates(run: RunDirectory) -> None:
+    """Remove what only a refinement that is still going needs."""
+    for path in run.path.glob("checkpoints/refine-candidate-*.safetensors") if run.engine.is_writer else ():
+        path.unlink()

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,8 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 Indices = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Pools:
+class Pools(NamedTuple):
     """Instances to sample from, as ascending indices into the flat order of all instances.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +27,35 @@ from its2clr.refine.pseudo_labels import pseudo_labels
 
 @dataclass(frozen=True)
 class Bags:
-    """Tiles and bag labels of one split, as training may see them: no instance labels, no test bags.
+    """One split as training may see it: tiles and bag labels, no instance labels, no test bags.
 
     Attributes:
-        tiles: Decoded tiles, bag after bag.
-        offsets: (bags + 1,) where each bag starts.
-        labels: (bags,) bag labels.
-        bag_ids: (bags,) names.
+        cohort: The bags of the split.
+        engine: Device the tiles are for.
     """
 
-    tiles: TileStore
-    offsets: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    bag_ids: NDArray[np.str_]
+    cohort: Cohort
+    engine: Engine
 
-    @classmethod
-    def from_cohort(cls, cohort: Cohort, engine: Engine) -> "Bags":
-        """Decode one split of a cohort."""
-        return cls(
-            TileStore.from_cohort(cohort, engine.device),
-            cohort.offsets(),
-            cohort.bags["label"].to_numpy(dtype=np.int64),
-            cohort.bags["bag_id"].to_numpy(dtype=str),
-        )
+    @cached_property
+    def tiles(self) -> TileStore:
+        """Tiles, bag after bag; decoded when first asked for."""
+        return TileStore.from_cohort(self.cohort.without_labels(), self.engine)
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """(bags + 1,) where each bag starts."""
+        return self.cohort.offsets()
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """(bags,) bag labels."""
+        return self.cohort.bags["label"].to_numpy(dtype=np.int64, copy=True)
+
+    @cached_property
+    def bag_ids(self) -> NDArray[np.str_]:
+        """(bags,) names."""
+        return self.cohort.bags["bag_id"].to_numpy(dtype=str)
 
     @property
     def bag_of_instance(self) -> NDArray[np.int64]:
@@ -90,15 +97,15 @@ def run_round(
     """
     train_features = train.features(encoder, engine)
     validation_features = validation.features(encoder, engine)
-    found: tuple[float, NDArray[np.float32]] | None = None
-    trained = None
-    if engine.is_writer:
-        trained = train_aggregators(config, train_features, validation_features, seeds)
-        probabilities = trained.predict(train_features).instance_probability.astype(np.float32)
-        found = float(np.mean(trained.validation_auc)), probabilities
-    found = engine.broadcast(found)
-    assert found is not None
-    return Round(found[0], found[1], trained)
+    trained: list[TrainedAggregators] = []
+
+    def train_them() -> tuple[float, NDArray[np.float32]]:
+        trained.append(train_aggregators(config, train_features, validation_features, seeds))
+        probabilities = trained[0].predict(train_features).instance_probability.astype(np.float32)
+        return float(np.mean(trained[0].validation_auc)), probabilities
+
+    validation_auc, probabilities = engine.on_writer(train_them)
+    return Round(validation_auc, probabilities, trained[0] if trained else None)
 
 
 def aggregator_seeds(seed: int, count: int) -> list[int]:

@@ -1,11 +1,14 @@
 """The supervised contrastive loss (equation 2 of the paper)."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from lightly.utils import dist
 from torch import Tensor
 
-from its2clr.training import Objective
+if TYPE_CHECKING:
+    from its2clr.training import Objective
 
 
 def supervised_contrastive_loss(
@@ -76,7 +79,7 @@ def gathered_supervised_contrastive_loss(
     return supervised_contrastive_loss(embeddings, labels, anchors, temperature)
 
 
-def supcon_objective(temperature: float) -> Objective:
+def supcon_objective(temperature: float) -> "Objective":
     """Equation 2 over both views of the batch and over all processes."""
 
     def objective(embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:
@@ -89,10 +92,12 @@ def supcon_objective(temperature: float) -> Objective:
 def _anchor_mask(anchors: Tensor | None, count: int, device: torch.device) -> Tensor:
     if anchors is None:
         return torch.ones(count, dtype=torch.bool, device=device)
-    if anchors.dtype == torch.bool:
+    if anchors.is_floating_point():
+        raise ValueError(f"anchors must be a bool mask or row indices, got {anchors.dtype}")
+    if anchors.dtype in (torch.bool, torch.uint8):
         if anchors.shape != (count,):
             raise ValueError(f"expected an anchor mask of shape ({count},), got {tuple(anchors.shape)}")
-        return anchors.to(device)
+        return anchors.to(device, torch.bool)
     mask = torch.zeros(count, dtype=torch.bool, device=device)
     mask[anchors.to(device).long()] = True
     return mask
