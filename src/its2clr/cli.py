@@ -46,6 +46,9 @@ SizeName = Literal["tiny", "small", "medium", "large"]
 SizeOption = Annotated[SizeName, typer.Option(help="Size of the cohort: small suits a CPU, medium and large a GPU.")]
 EncodingName = Literal["jpeg", "png"]
 ResizeName = Literal["bilinear", "nearest", "bicubic"]
+UnlabelledOption = Annotated[
+    bool, typer.Option("--unlabelled", help="The manifest has no labels: new bags, to be predicted only.")
+]
 WorkersOption = Annotated[int | None, typer.Option(help="Parallel workers; default: all cores.")]
 
 
@@ -159,12 +162,13 @@ def doctor(
     path: Annotated[Path, typer.Argument(help="Folder of a cohort, or a manifest CSV.")],
     instances: Annotated[Path | None, typer.Option(help="Instances CSV of the manifest.")] = None,
     images_root: Annotated[Path | None, typer.Option(help="Folder of the instances' files.")] = None,
+    unlabelled: UnlabelledOption = False,
     quick: Annotated[bool, typer.Option("--quick", help="Do not decode every image.")] = False,
 ) -> None:
     """Check a cohort or a manifest and say what is wrong; exits 1 when there is an error."""
     from its2clr.cohort import examine
 
-    findings = examine(path, decode=not quick, instances=instances, images_root=images_root)
+    findings = examine(path, decode=not quick, instances=instances, images_root=images_root, labelled=not unlabelled)
     colours = {"error": "bold red", "warning": "yellow", "note": "dim"}
     for finding in findings:
         console.print(f"[{colours[finding.level]}]{finding.level:<8}[/] ", end="")
@@ -197,6 +201,7 @@ def cohort_images(
         Path | None, typer.Option(help="CSV with bag_id, file and optionally label, instead of paths.")
     ] = None,
     images_root: Annotated[Path | None, typer.Option(help="Folder of the instances' files.")] = None,
+    unlabelled: UnlabelledOption = False,
     tile_size: Annotated[int, typer.Option(help="Side of the stored tiles in pixels.")] = 224,
     encoding: Annotated[EncodingName, typer.Option(help="How changed images are stored.")] = "jpeg",
     quality: Annotated[int, typer.Option(help="JPEG quality.")] = 95,
@@ -212,7 +217,7 @@ def cohort_images(
     from its2clr.cohort import pack_images, read_manifest
     from its2clr.engine.progress import ProgressBar
 
-    bags = read_manifest(manifest, instances, images_root)
+    bags = read_manifest(manifest, instances, images_root, labelled=not unlabelled)
     with ProgressBar(console=console).start("pack", len(bags.bags), "bags") as progress:
         summary = pack_images(
             bags,

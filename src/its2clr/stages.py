@@ -52,6 +52,8 @@ class Stages:
     def cohort(self) -> Cohort:
         """Training and validation bags; opened when a stage first needs them, so that predicting does not."""
         cohort = Cohort.open(self.run.cohort)
+        if not cohort.is_labelled:
+            raise InputError(f"{cohort.path}: this cohort has no labels; it can be predicted, not trained with")
         self.run.check_cohort()
         return cohort.without_test()
 

@@ -4,6 +4,7 @@ from tests.conftest import TINY
 
 from its2clr.config import EncoderConfig, resolve_config
 from its2clr.encoders import create_encoder, extract_features
+from its2clr.encoders.encoder import check_tile_size
 from its2clr.encoders.weights import create_network, load_network, save_network
 from its2clr.engine.devices import Engine
 from its2clr.engine.files import hash_files
@@ -91,6 +92,21 @@ def test_saved_networks_come_back_equal(network, tmp_path):
 def test_a_wrong_name_or_option_is_said(config, message):
     with pytest.raises(InputError, match=message):
         create_encoder(EncoderConfig(**config))
+
+
+def test_an_encoder_that_cannot_take_the_tiles_is_said():
+    encoder = create_encoder(EncoderConfig(norm="instance"))
+    check_tile_size(encoder, 64)
+    with pytest.raises(InputError, match=r"tiles of 32 x 32 pixels"):
+        check_tile_size(encoder, 32)
+
+
+def test_trying_the_tile_size_changes_nothing():
+    encoder = create_encoder("resnet18", channels=[8, 8, 8, 8], stem_width=8).eval()
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    check_tile_size(encoder, 32)
+    assert not encoder.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in encoder.state_dict().items())
 
 
 def test_weights_of_another_model_are_refused(network, tmp_path):

@@ -14,12 +14,18 @@ def environment():
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TERM": "dumb", "COLUMNS": "120"}
 
 
-def its2clr(*arguments, check=True, timeout=240):
+def command(*arguments, processes=1):
+    """The words of `its2clr ARGUMENTS`, under torchrun when there are several processes."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    return [sys.executable, *(launcher if processes > 1 else []), "-m", "its2clr", *map(str, arguments)]
+
+
+def its2clr(*arguments, check=True, timeout=400, processes=1):
     """Run `its2clr ARGUMENTS`; the result holds output and exit code."""
-    command = [sys.executable, "-m", "its2clr", *map(str, arguments)]
-    result = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=timeout)
+    words = command(*arguments, processes=processes)
+    result = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False, timeout=timeout)
     if check and result.returncode:
-        raise AssertionError(f"{command} exited {result.returncode}:\n{result.stdout}\n{result.stderr}")
+        raise AssertionError(f"{words} exited {result.returncode}:\n{result.stdout}\n{result.stderr}")
     return result
 
 

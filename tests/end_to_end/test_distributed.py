@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.end_to_end.commands import environment, tiny_settings
+from tests.end_to_end.commands import environment, its2clr, tiny_settings
 from tests.end_to_end.distributed_worker import build, losses
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -39,9 +39,7 @@ def test_two_processes_give_the_losses_and_gradients_of_one_with_the_joined_batc
 @pytest.mark.slow
 def test_a_whole_fit_runs_in_two_processes(tiny_cohort, tmp_path):
     run = tmp_path / "run"
-    command = [*TORCHRUN, "-m", "its2clr", "fit", str(tiny_cohort), "--out", str(run), *tiny_settings()]
-    result = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = its2clr("fit", tiny_cohort, "--out", run, *tiny_settings(), processes=2)
     results = json.loads((run / "results.json").read_text())
     assert 0 <= results["its2clr"]["test"]["bag_auc"] <= 1
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,6 +1,10 @@
 import numpy as np
+import pandas as pd
 import pytest
+import yaml
+from PIL import Image
 from tests.conftest import TINY
+from tests.end_to_end.commands import its2clr
 
 from its2clr import ItS2CLR
 from its2clr.cohort import Cohort
@@ -12,16 +16,12 @@ def model(tiny_cohort, tmp_path_factory):
     overrides = {}
     for override in TINY:
         key, _, value = override.partition("=")
-        import yaml
-
         overrides[key] = yaml.safe_load(value)
     run = tmp_path_factory.mktemp("estimator") / "run"
     return ItS2CLR("demo", run=run, overrides=overrides, verbose=False).fit(tiny_cohort)
 
 
 def test_predictions_agree_with_evaluation(model, tiny_cohort):
-    from sklearn.metrics import roc_auc_score
-
     test = Cohort.open(tiny_cohort).split("test")
     probabilities = model.predict_proba(test)
     assert probabilities.shape == (len(test), 2)
@@ -29,10 +29,13 @@ def test_predictions_agree_with_evaluation(model, tiny_cohort):
     instances = model.predict_instances(test)
     assert len(instances) == test.n_instances
     assert instances["probability"].between(0, 1).all()
-    results = model.evaluate()
-    assert len(results["its2clr"]["test"]["bag"]["auc"]["values"]) == 2
-    assert 0 <= roc_auc_score(test.bags["label"], probabilities[:, 1]) <= 1
-    assert set(model.predict(test)) <= {0, 1}
+    model.evaluate()
+    bags = pd.read_csv(model.run / "bag_predictions.csv").query("encoder == 'its2clr'")
+    assert bags["bag_id"].tolist() == test.bags["bag_id"].tolist()
+    assert np.allclose(bags["probability"], probabilities[:, 1])
+    written = pd.read_parquet(model.run / "predictions.parquet").query("encoder == 'its2clr'")
+    assert np.allclose(written["probability"], instances["probability"])
+    assert model.predict(test).tolist() == (probabilities[:, 1] > 0.5).astype(int).tolist()
 
 
 def test_features_per_bag(model, tiny_cohort):
@@ -50,3 +53,38 @@ def test_a_fitted_run_is_opened_again(model, tiny_cohort):
 def test_predicting_before_fitting_is_said(tiny_cohort, tmp_path):
     with pytest.raises(InputError, match="no run has begun"):
         ItS2CLR(run=tmp_path / "none", verbose=False).predict_proba(tiny_cohort)
+
+
+def test_fitting_a_part_of_a_cohort_is_refused(tiny_cohort, tmp_path):
+    part = Cohort.open(tiny_cohort).without_test()
+    with pytest.raises(InputError, match="takes a whole cohort"):
+        ItS2CLR("demo", run=tmp_path / "run", verbose=False).fit(part)
+
+
+def test_predicting_needs_neither_the_training_cohort_nor_its_folder(model, tiny_cohort, tmp_path, monkeypatch):
+    import shutil
+
+    new = tmp_path / "new"
+    shutil.copytree(tiny_cohort, new)
+    hidden = tiny_cohort.with_name("hidden")
+    tiny_cohort.rename(hidden)
+    monkeypatch.chdir(tmp_path)
+    try:
+        assert len(ItS2CLR(run=model.run, verbose=False).predict_proba(new)) == 56
+    finally:
+        hidden.rename(tiny_cohort)
+
+
+def test_new_bags_without_labels_are_predicted_and_not_trained_with(model, tmp_path):
+    for bag in ("new/1", "new/2"):
+        (tmp_path / bag).mkdir(parents=True)
+        for number in range(3):
+            Image.effect_noise((40, 40), 30 + 10 * number).convert("RGB").save(tmp_path / bag / f"{number}.png")
+    (tmp_path / "new.csv").write_text("bag_id,path\na,new/1\nb,new/2\n")
+    cohort = tmp_path / "cohort"
+    its2clr("cohort", "images", tmp_path / "new.csv", cohort, "--tile-size", 32, "--unlabelled")
+    assert "0 errors" in its2clr("doctor", cohort).stdout
+    assert model.predict_proba(cohort).shape == (2, 2)
+    assert len(model.predict_instances(cohort)) == 6
+    with pytest.raises(InputError, match="has no labels"):
+        ItS2CLR("demo", run=tmp_path / "run", verbose=False).fit(cohort)

@@ -2,13 +2,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pandas as pd
 import pytest
-from tests.end_to_end.commands import environment, its2clr, tiny_settings
+from tests.end_to_end.commands import command, environment, its2clr, tiny_settings
 
 from its2clr.engine.checkpoint import load_checkpoint
 
@@ -25,26 +24,27 @@ def metrics(run, stage):
     return [line for line in found if line["stage"] == stage]
 
 
-def kill_in_refinement(command, run, after_epoch):
+def kill_in_refinement(started, run, after_epoch):
     """Start a fit and kill -9 it once refinement has finished an epoch."""
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    process = subprocess.Popen(started, env=environment(), **quiet)
     deadline = time.monotonic() + 200
     while len(metrics(run, "refine")) < after_epoch:
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
+    os.killpg(process.pid, signal.SIGKILL)  # with several processes, all of them
     process.wait()
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumed_equals_an_uninterrupted_one(tiny_cohort, tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_run_resumed_equals_an_uninterrupted_one(tiny_cohort, tmp_path, processes):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    its2clr("fit", tiny_cohort, "--out", whole, *tiny_settings())
-    command = [sys.executable, "-m", "its2clr", "fit", str(tiny_cohort), "--out", str(killed), *tiny_settings()]
-    kill_in_refinement(command, killed, after_epoch=3)
+    its2clr("fit", tiny_cohort, "--out", whole, *tiny_settings(), processes=processes)
+    kill_in_refinement(command("fit", tiny_cohort, "--out", killed, *tiny_settings(), processes=processes), killed, 3)
     assert not (killed / "results.json").exists()
-    result = its2clr("fit", tiny_cohort, "--out", killed, *tiny_settings())
+    result = its2clr("fit", tiny_cohort, "--out", killed, *tiny_settings(), processes=processes)
     assert "refine: going on after epoch" in result.stdout
 
     one, other = ({**json.loads((run / "results.json").read_text())} for run in (whole, killed))
@@ -58,6 +58,6 @@ def test_a_killed_run_resumed_equals_an_uninterrupted_one(tiny_cohort, tmp_path)
         assert [line["epoch"] for line in metrics(whole, stage)] == [line["epoch"] for line in metrics(killed, stage)]
     assert [line["loss"] for line in metrics(whole, "refine")] == [line["loss"] for line in metrics(killed, "refine")]
 
-    again = its2clr("fit", "--out", killed)
+    again = its2clr("fit", "--out", killed)  # finished stages need no particular number of processes
     assert "pretrain: already done" in again.stdout
     assert "evaluate: already done" in again.stdout

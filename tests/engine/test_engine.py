@@ -7,13 +7,17 @@ from tests.conftest import TINY
 from torch import nn
 
 from its2clr.config import resolve_config
+from its2clr.encoders.encoder import create_encoder
+from its2clr.encoders.weights import create_network
 from its2clr.engine.checkpoint import load_checkpoint, save_checkpoint
-from its2clr.engine.devices import Engine
+from its2clr.engine.devices import Engine, share_batch_norm
 from its2clr.engine.files import atomic_path
 from its2clr.engine.guard import CollapseGuard, embedding_spread
 from its2clr.engine.rundir import RunDirectory, TrainingState
 from its2clr.engine.seeds import derive_seed
+from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError, TrainingError
+from its2clr.training import Batches, train_epoch
 
 
 @pytest.fixture
@@ -136,27 +140,93 @@ def test_seeds_depend_on_every_key_and_nothing_else():
     assert len({derive_seed(0, "a", 1), derive_seed(0, "a", 2), derive_seed(1, "a", 1), derive_seed(0, "b", 1)}) == 4
 
 
-def test_not_a_number_stops_with_advice():
-    from its2clr.engine.tiles import TileStore
-    from its2clr.training import Batches, train_epoch
-
-    config = resolve_config("demo", TINY)
+def train_one_epoch(objective, encoder_options=None):
+    overrides = [*TINY, f"encoder.options={{channels: [8, 8, 16, 16], stem_width: 8, {encoder_options or ''}}}"]
+    config = resolve_config("demo", overrides)
     engine = Engine()
     engine.bars.enabled = False
-    from its2clr.encoders.weights import create_network
-
+    torch.manual_seed(0)
     network = create_network(config)
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
-    tiles = TileStore(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.device("cpu"))
-    with pytest.raises(TrainingError, match="became nan in epoch 3"):
-        train_epoch(
-            network,
-            optimiser,
-            tiles,
-            Batches(torch.arange(8)[None]),
-            lambda embeddings, labels, anchors: embeddings.sum() * float("nan"),
-            config.refine.views,
-            engine,
-            [0.1],
-            (0, "refine", 3),
-        )
+    images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    tiles = TileStore(images, torch.device("cpu"))
+    batches = Batches(torch.arange(8)[None])
+    keys = (0, "refine", 3)
+    return train_epoch(network, optimiser, tiles, batches, objective, config.refine.views, engine, [0.1], keys)
+
+
+def test_not_a_number_stops_with_advice():
+    with pytest.raises(TrainingError, match=r"became nan in epoch 3.*refine.learning_rate"):
+        train_one_epoch(lambda embeddings, labels, anchors: embeddings.sum() * float("nan"))
+
+
+def test_a_backbone_that_drops_at_random_is_reproducible_and_leaves_the_global_state_alone():
+    results = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        torch.random.set_rng_state(before)
+        results.append(train_one_epoch(lambda embeddings, *_: embeddings.square().mean(), "drop_path_rate: 0.5"))
+    assert results[0].loss == results[1].loss
+
+
+def test_shared_batch_norm_keeps_fused_activations():
+    torch.manual_seed(0)
+    network = create_encoder("efficientnet_b0").eval()
+    tiles = torch.rand(2, 3, 32, 32)
+    expected = network(tiles)
+    assert torch.allclose(share_batch_norm(network).eval()(tiles), expected, atol=1e-5)
+
+
+def test_the_first_process_s_failure_is_raised():
+    def fail():
+        raise InputError("no space left")
+
+    engine = Engine()
+    assert engine.on_writer(lambda: 3) == 3
+    with pytest.raises(InputError, match="no space left"):
+        engine.on_writer(fail)
+
+
+def test_a_cohort_that_changed_is_refused(run):
+    run.cohort.mkdir()
+    for name in ("bags.csv", "cohort.json"):
+        (run.cohort / name).write_text("one")
+    run.check_cohort()
+    reopen(run).check_cohort()
+    (run.cohort / "bags.csv").write_text("two")
+    with pytest.raises(InputError, match="has changed since"):
+        reopen(run).check_cohort()
+
+
+def test_half_written_files_of_a_killed_run_are_removed(run):
+    leftover = run.path / "checkpoints" / ".refine.safetensors.12-ab.part"
+    leftover.parent.mkdir()
+    leftover.write_text("half")
+    reopen(run)
+    assert not leftover.exists()
+
+
+def test_a_damaged_config_is_said(run):
+    (run.path / "config.yaml").write_text("seed: [1")
+    with pytest.raises(InputError, match=r"config.yaml: damaged"):
+        reopen(run)
+
+
+def test_going_on_with_another_number_of_processes_is_refused(run):
+    network = nn.Linear(2, 2)
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+    TrainingState(run, "refine", network, optimiser).save(1)
+    tensors, state = load_checkpoint(run.checkpoint("refine"))
+    save_checkpoint(run.checkpoint("refine"), tensors, {**state, "processes": 4})
+    with pytest.raises(InputError, match=r"begun by 4 process\(es\)"):
+        TrainingState(run, "refine", network, optimiser).resume()
+
+
+def test_a_batch_too_small_for_its_processes_is_said():
+    engine = Engine()
+    assert engine.divisible_batch_size("refine", 7) == 7
+    engine.world_size = 4
+    assert engine.divisible_batch_size("refine", 11) == 8
+    with pytest.raises(InputError, match=r"refine.batch_size"):
+        engine.divisible_batch_size("refine", 7)

@@ -69,11 +69,7 @@ class Engine:
     def set_up(self, network: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Wrap for precision and gradient averaging; batch norm is shared between GPUs of several processes."""
         if self.world_size > 1 and self.device.type == "cuda":
-            from timm.layers.norm_act import (
-                convert_sync_batchnorm,  # torch's own drops the activations timm fuses into norms
-            )
-
-            network = convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+            network = share_batch_norm(network)
         wrapped, wrapped_optimiser = self.fabric.setup(network, optimiser)
         return wrapped, wrapped_optimiser
 
@@ -152,6 +148,14 @@ class Engine:
         """Print one line, from the first process only."""
         if self.is_writer:
             self.bars.print(message)
+
+
+def share_batch_norm(network: nn.Module) -> nn.Module:
+    """Make batch norm use the statistics of all processes."""
+    from timm.layers.norm_act import convert_sync_batchnorm  # torch's own loses activations that timm fuses into norms
+
+    shared: nn.Module = convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+    return shared
 
 
 def launched_processes() -> tuple[int, int]:
