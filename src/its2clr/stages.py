@@ -75,8 +75,8 @@ class Stages:
         check_tile_size(network.encoder, self.cohort.tile_size)
         if self.config.pretrain.epochs > 0:
             self.engine.say(f"pretrain: {self.config.pretrain.method} on {len(self.train.tiles)} training tiles")
-            tiles = self.train.tiles
-            pretrain(network, tiles, self.config.pretrain, self.engine, self.run, self.config.seed)
+            with self.run.lock():
+                pretrain(network, self.train.tiles, self.config.pretrain, self.engine, self.run, self.config.seed)
         self._save(START, network)
         self._mark_done("pretrain", epochs=self.config.pretrain.epochs)
 
@@ -86,16 +86,17 @@ class Stages:
             return
         self.pretrain()
         self.engine.say(f"refine: Algorithm 1 for {self.config.refine.epochs} epochs")
-        refine(
-            load_network(self.run.checkpoint(f"encoder-{START}")),
-            self.train,
-            self.validation,
-            self.config.refine,
-            self.config.aggregator,
-            self.engine,
-            self.run,
-            self.config.seed,
-        )
+        with self.run.lock():
+            refine(
+                load_network(self.run.checkpoint(f"encoder-{START}")),
+                self.train,
+                self.validation,
+                self.config.refine,
+                self.config.aggregator,
+                self.engine,
+                self.run,
+                self.config.seed,
+            )
         self._mark_done("refine", epochs=self.config.refine.epochs)
         remove_candidates(self.run)
 

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,16 +25,21 @@ def metrics(run, stage):
     return [line for line in found if line["stage"] == stage]
 
 
+def descendants(pid):
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [*map(int, children), *(pid for child in children for pid in descendants(child))]
+
+
 def kill_in_refinement(started, run, after_epoch):
     """Start a fit and kill -9 it once refinement has finished an epoch."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    process = subprocess.Popen(started, env=environment(), **quiet)
+    process = subprocess.Popen(started, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 200
     while len(metrics(run, "refine")) < after_epoch:
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)  # with several processes, all of them
+    for pid in [process.pid, *descendants(process.pid)]:  # torchrun's workers outlive a kill of torchrun
+        os.kill(pid, signal.SIGKILL)
     process.wait()
 
 

@@ -230,3 +230,10 @@ def test_a_batch_too_small_for_its_processes_is_said():
     assert engine.divisible_batch_size("refine", 11) == 8
     with pytest.raises(InputError, match=r"refine.batch_size"):
         engine.divisible_batch_size("refine", 7)
+
+
+def test_two_trainings_in_one_run_are_refused(run):
+    with run.lock(), pytest.raises(InputError, match="another process is training"), reopen(run).lock():
+        pass
+    with run.lock():
+        pass

@@ -2,9 +2,10 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -92,6 +93,17 @@ class RunDirectory:
             write_json(self.path / "state.json", {**state, "cohort": fingerprint})
         self.engine.barrier()
 
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other commands from training in this run; given up when the process ends, however it ends.
+
+        Raises:
+            InputError: Another process is training in it.
+        """
+        with (self.path / ".lock").open("w", encoding="utf-8") as file:
+            self.engine.on_writer(lambda: _lock_file(file, self.path))
+            yield
+
     def checkpoint(self, name: str) -> Path:
         """Path of a checkpoint by name."""
         return self.path / "checkpoints" / f"{name}.safetensors"
@@ -151,6 +163,19 @@ class RunDirectory:
             folder = self.path / "tensorboard" / stage
             self._writers[stage] = SummaryWriter(str(folder), purge_step=epoch)
         return self._writers[stage]
+
+
+def _lock_file(file: IO[str], run: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError(f"{run}: another process is training in this run; wait for it or stop it first") from error
+    except OSError:  # a file system without locks
+        return
 
 
 class TrainingState:
