@@ -115,6 +115,12 @@ class RefineConfig(OptimiserConfig):
         description="anchors in the warm-up: negative-bag instances, or pseudo-positives (ablation)",
     )
     refresh_every: Count = Field(5, description="epochs between pseudo-label updates")
+    objective: Literal["supervised_contrastive", "cross_entropy"] = Field(
+        "supervised_contrastive", description="what the encoder learns from the labels; cross_entropy is a baseline"
+    )
+    labels: Literal["pseudo", "ground_truth"] = Field(
+        "pseudo", description="ground_truth finetunes with the true instance labels: an upper bound, not the method"
+    )
     iterative: bool = Field(default=True, description="replace pseudo labels when validation AUC allows it")
     self_paced: bool = Field(
         default=True, description="warm-up, then only the most confident share; false uses every pseudo label"

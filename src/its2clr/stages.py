@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from its2clr.aggregators import create_aggregator
 from its2clr.aggregators.data import BagFeatures
@@ -96,6 +97,7 @@ class Stages:
                 self.engine,
                 self.run,
                 self.config.seed,
+                self._instance_labels(),
             )
         self._mark_done("refine", epochs=self.config.refine.epochs)
         remove_candidates(self.run)
@@ -177,6 +179,15 @@ class Stages:
                 if np.array_equal(cohort.bags["bag_id"].to_numpy(dtype=str), bags.bag_ids):
                     return bags.tiles
         return TileStore.from_cohort(cohort.without_labels(), self.engine)
+
+    def _instance_labels(self) -> NDArray[np.float32] | None:
+        """Ground truth of the training instances, where the settings ask for finetuning with it; else none is read."""
+        if self.config.refine.labels == "pseudo":
+            return None
+        labels = self.cohort.split("train").instance_labels()
+        if (labels < 0).any():
+            raise InputError("refine.labels=ground_truth needs the label of every training instance, some are unknown")
+        return labels.astype(np.float32)
 
     def _fresh_network(self) -> EmbeddingNetwork:
         with torch.random.fork_rng(devices=[]):

@@ -158,7 +158,7 @@ def test_smooth_noise_has_unit_variance_and_is_smooth():
     assert step < 0.25
 
 
-def test_colour_does_not_tell_the_bag_and_hardly_the_instance(slides):
+def test_colour_does_not_tell_the_bag(slides):
     tiles = np.stack([cut_tiles(slide.image, 32) for slide in slides]) / 255.0  # (60, 49, 32, 32, 3)
     colours = np.concatenate([tiles.mean(axis=(2, 3)), tiles.std(axis=(2, 3))], axis=2)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
@@ -167,11 +167,6 @@ def test_colour_does_not_tell_the_bag_and_hardly_the_instance(slides):
     mean_colour = colours[..., :3].mean(axis=1)
     scores = cross_val_predict(model, mean_colour, bag_labels, cv=10, method="predict_proba")[:, 1]
     assert roc_auc_score(bag_labels, scores) < 0.7  # two standard errors above chance for 60 bags
-
-    labels = np.stack([slide.labels.ravel() for slide in slides])
-    model.fit(colours[:40].reshape(-1, 6), labels[:40].ravel())
-    scores = model.predict_proba(colours[40:].reshape(-1, 6))[:, 1]
-    assert roc_auc_score(labels[40:].ravel(), scores) < 0.82
 
 
 def test_cut_tiles_goes_row_by_row():
@@ -248,7 +243,7 @@ def test_running_again_draws_only_what_is_missing(tiny):
 
 
 def test_other_settings_in_the_same_folder_are_refused_with_the_difference(tiny):
-    with pytest.raises(InputError, match=r"(?s)seed: 3 there, 4 asked for.*evidence: 1\.0 there, 0\.5 asked for"):
+    with pytest.raises(InputError, match=r"(?s)seed: 3 there, 4 asked for.*evidence: 0\.95 there, 0\.5 asked for"):
         make_synthetic(tiny, size="tiny", seed=4, evidence=0.5)
 
 

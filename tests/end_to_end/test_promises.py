@@ -137,13 +137,19 @@ def test_features_are_in_the_trident_layout(finished, tiny_cohort):
         assert file["coords"].attrs["patch_size_level0"] == 32
 
 
-@pytest.mark.parametrize("switch", ["iterative", "self_paced"])
-def test_switches_of_the_ablations(tiny_cohort, finished, tmp_path, switch):
-    stages = open_run(tmp_path / "run", tiny_cohort, "demo", [*TINY, f"refine.{switch}=false"], quiet=True)
-    (tmp_path / "run" / "checkpoints").mkdir()
+def refined(tiny_cohort, finished, run, *overrides):
+    """A refinement with other switches from the same start."""
+    stages = open_run(run, tiny_cohort, "demo", [*TINY, *overrides], quiet=True)
+    (run / "checkpoints").mkdir()
     shutil.copy(finished.run.checkpoint("encoder-simclr"), stages.run.checkpoint("encoder-simclr"))
     stages.run.mark_done("pretrain")
     stages.refine()
+    return stages
+
+
+@pytest.mark.parametrize("switch", ["iterative", "self_paced"])
+def test_switches_of_the_ablations(tiny_cohort, finished, tmp_path, switch):
+    stages = refined(tiny_cohort, finished, tmp_path / "run", f"refine.{switch}=false")
     folders = sorted((tmp_path / "run" / "rounds").iterdir())
     replaced = [json.loads((folder / "metrics.json").read_text())["pseudo_labels_replaced"] for folder in folders]
     if switch == "iterative":
@@ -151,3 +157,19 @@ def test_switches_of_the_ablations(tiny_cohort, finished, tmp_path, switch):
     tensors, _ = load_checkpoint(stages.run.checkpoint("refine"))
     first = pd.read_parquet(folders[0] / "pseudo_labels.parquet")["probability"].to_numpy()
     assert np.array_equal(tensors["extra.probabilities"].numpy(), first) == (replaced.count(True) == 1)
+
+
+def test_finetuning_with_ground_truth_uses_it_and_only_when_asked(tiny_cohort, finished, tmp_path):
+    stages = refined(tiny_cohort, finished, tmp_path / "run", "refine.labels=ground_truth")
+    tensors, _ = load_checkpoint(stages.run.checkpoint("refine"))
+    truth = Cohort.open(tiny_cohort).split("train").instance_labels()
+    assert np.array_equal(tensors["extra.probabilities"].numpy(), truth)
+
+
+def test_cross_entropy_trains_the_encoder_and_leaves_one_that_loads(tiny_cohort, finished, tmp_path):
+    stages = refined(tiny_cohort, finished, tmp_path / "run", "refine.objective=cross_entropy")
+    stages.aggregate("its2clr")
+    tensors, _ = load_checkpoint(stages.run.checkpoint("refine"))
+    assert tensors["network.head.weight"].shape == (1, 16)
+    start, _ = load_checkpoint(finished.run.checkpoint("encoder-simclr"))
+    assert not np.array_equal(start["encoder.backbone.conv1.weight"], tensors["network.encoder.backbone.conv1.weight"])

@@ -6,8 +6,9 @@ Lay the paper beside this file: the comments name the lines of its Algorithm 1.
 import math
 import shutil
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from its2clr.aggregators.config import AggregatorTraining
 from its2clr.config import RefineConfig
@@ -17,13 +18,10 @@ from its2clr.engine.devices import Engine
 from its2clr.engine.files import atomic_path
 from its2clr.engine.guard import CollapseGuard
 from its2clr.engine.rundir import RunDirectory, TrainingState
-from its2clr.engine.seeds import numpy_generator
-from its2clr.refine.pacing import Pacing
-from its2clr.refine.pseudo_labels import partition
+from its2clr.refine.objectives import prepare_objective
 from its2clr.refine.rounds import Bags, aggregator_seeds, run_round, save_round
-from its2clr.refine.sampling import sample_batches
-from its2clr.refine.supcon import supcon_objective
-from its2clr.training import Batches, cosine_or_constant, make_optimiser, train_epoch
+from its2clr.refine.sampling import epoch_batches
+from its2clr.training import cosine_or_constant, make_optimiser, train_epoch
 
 REFINED = "encoder-its2clr"
 """Checkpoint that refinement leaves: the encoder with the highest validation AUC."""
@@ -41,6 +39,7 @@ def refine(
     engine: Engine,
     run: RunDirectory,
     seed: int,
+    truth: NDArray[np.float32] | None = None,
 ) -> None:
     """Refine the encoder with pseudo labels from bag labels; goes on from the run's last finished epoch.
 
@@ -56,13 +55,14 @@ def refine(
         engine: Device and processes.
         run: Where rounds, checkpoints and metrics go.
         seed: Seed of aggregators, batches and views.
+        truth: Instance labels to use instead of pseudo labels: ground-truth finetuning, an upper bound.
 
     Raises:
         TrainingError: The loss became not-a-number or the representation collapsed.
     """
-    network.to(engine.device)
-    wrapped, optimiser = engine.set_up(network, make_optimiser(network, config))
-    state = TrainingState(run, "refine", network, optimiser)
+    learner, objective = prepare_objective(network, config, seed)
+    wrapped, optimiser = engine.set_up(learner.to(engine.device), make_optimiser(learner, config))
+    state = TrainingState(run, "refine", learner, optimiser)
     seeds = aggregator_seeds(seed, config.aggregator_seeds)
     batch_size = engine.divisible_batch_size("refine", config.batch_size)
     steps = config.steps_per_epoch or math.ceil(len(train.tiles) / batch_size)
@@ -73,8 +73,10 @@ def refine(
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
             found = run_round(network.encoder, train, validation, aggregator, seeds, engine)  # lines 3-9
             improved = found.validation_auc >= state.notes.get("best_validation_auc", -math.inf)  # line 11
-            replaced = epoch == 0 or (improved and config.iterative)
-            if replaced:
+            replaced = truth is None and (epoch == 0 or (improved and config.iterative))
+            if truth is not None:
+                state.tensors["probabilities"] = torch.from_numpy(truth)
+            elif replaced:
                 state.tensors["probabilities"] = torch.from_numpy(found.probabilities.mean(axis=0))  # line 13
             if improved:
                 state.notes |= {"best_validation_auc": found.validation_auc, "best_epoch": epoch}
@@ -93,53 +95,20 @@ def refine(
             optimiser,
             train.tiles,
             batches,
-            supcon_objective(config.temperature),
+            objective,
             config.views,
             engine,
             rates,
             (seed, "refine", epoch + 1),
         )
-        guard.check(epoch + 1, result.loss, result.spread)
+        if config.objective == "supervised_contrastive":
+            guard.check(epoch + 1, result.loss, result.spread)
         run.log("refine", epoch + 1, config.epochs, vars(result))
         state.save(epoch + 1, last=epoch + 1 == config.epochs)
     if engine.is_writer:
         with atomic_path(run.checkpoint(REFINED)) as temporary:
             shutil.copyfile(run.checkpoint(CANDIDATE.format(epoch=state.notes["best_epoch"])), temporary)
     engine.barrier()
-
-
-def epoch_batches(
-    probabilities: Tensor,
-    train: Bags,
-    config: RefineConfig,
-    epoch: int,
-    steps: int,
-    batch_size: int,
-    seed: int,
-) -> Batches:
-    """The batches of an epoch (1 to T) as section 3.2 samples them.
-
-    Self-paced: in the warm-up, anchors from one clean pool against all pseudo-positives; after it everything from
-    the most confident share r. Without self-pacing: every pseudo label from the first epoch on.
-    """
-    pacing = Pacing(config.initial_ratio, config.final_ratio, config.warmup_epochs, config.epochs)
-    warming_up = config.self_paced and epoch <= config.warmup_epochs
-    bag = train.bag_of_instance
-    pools = partition(
-        probabilities.numpy(),
-        train.labels[bag],
-        config.threshold,
-        ratio=pacing.ratio(epoch) if config.self_paced and not warming_up else 1.0,
-        bag_ids=bag,
-    )
-    return sample_batches(
-        pools,
-        steps,
-        batch_size,
-        config.positive_fraction,
-        numpy_generator(seed, "refine batches", epoch),
-        warmup_anchors=config.warmup_anchors if warming_up else None,
-    )
 
 
 def remove_candidates(run: RunDirectory) -> None:

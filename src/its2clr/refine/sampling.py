@@ -5,10 +5,50 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from its2clr.config import RefineConfig
+from its2clr.engine.seeds import numpy_generator
 from its2clr.errors import TrainingError
-from its2clr.refine.pseudo_labels import Indices, Pools
+from its2clr.refine.pacing import Pacing
+from its2clr.refine.pseudo_labels import Indices, Pools, partition
+from its2clr.refine.rounds import Bags
 from its2clr.training import Batches
+
+
+def epoch_batches(
+    probabilities: Tensor,
+    train: Bags,
+    config: RefineConfig,
+    epoch: int,
+    steps: int,
+    batch_size: int,
+    seed: int,
+) -> Batches:
+    """The batches of an epoch (1 to T) as section 3.2 samples them.
+
+    Self-paced: in the warm-up, anchors from one clean pool against all pseudo-positives; after it everything from
+    the most confident share r. Without self-pacing, and with true labels: every label from the first epoch on.
+    """
+    pacing = Pacing(config.initial_ratio, config.final_ratio, config.warmup_epochs, config.epochs)
+    paced = config.self_paced and config.labels == "pseudo"
+    warming_up = paced and epoch <= config.warmup_epochs
+    bag = train.bag_of_instance
+    pools = partition(
+        probabilities.numpy(),
+        train.labels[bag],
+        config.threshold,
+        ratio=pacing.ratio(epoch) if paced and not warming_up else 1.0,
+        bag_ids=bag,
+    )
+    return sample_batches(
+        pools,
+        steps,
+        batch_size,
+        config.positive_fraction,
+        numpy_generator(seed, "refine batches", epoch),
+        warmup_anchors=config.warmup_anchors if warming_up else None,
+    )
 
 
 def sample_batches(

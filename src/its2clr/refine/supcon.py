@@ -1,14 +1,9 @@
 """The supervised contrastive loss (equation 2 of the paper)."""
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from lightly.utils import dist
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from its2clr.training import Objective
 
 
 def supervised_contrastive_loss(
@@ -77,16 +72,6 @@ def gathered_supervised_contrastive_loss(
         labels = torch.cat(dist.gather(labels.contiguous()))
         anchors = torch.cat(dist.gather(anchors.to(torch.uint8))).bool()
     return supervised_contrastive_loss(embeddings, labels, anchors, temperature)
-
-
-def supcon_objective(temperature: float) -> "Objective":
-    """Equation 2 over both views of the batch and over all processes."""
-
-    def objective(embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:
-        assert labels is not None
-        return gathered_supervised_contrastive_loss(embeddings, labels, anchors, temperature)
-
-    return objective
 
 
 def _anchor_mask(anchors: Tensor | None, count: int, device: torch.device) -> Tensor:
