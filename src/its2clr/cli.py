@@ -251,6 +251,38 @@ def cohort_synthetic(
     _draw_synthetic(out, size, seed, workers, settings)
 
 
+@cohort_app.command("resample")
+def cohort_resample(
+    cohort: CohortArgument,
+    out: Annotated[Path, typer.Argument(help="Folder of the new cohort.")],
+    keep_negatives: Annotated[float, typer.Option(help="Share of negatives kept: less raises the witness rate.")] = 1.0,
+    keep_positives: Annotated[float, typer.Option(help="Share of positives kept: less lowers the witness rate.")] = 1.0,
+    all_bags: Annotated[bool, typer.Option("--all-bags", help="Drop negatives from negative bags too.")] = False,
+    sub_bag_size: Annotated[int | None, typer.Option(help="Divide larger bags into ones of about this size.")] = None,
+    seed: SeedOption = 0,
+    workers: WorkersOption = None,
+) -> None:
+    """Change the witness rate of a cohort with ground truth, or divide its bags (appendix A.4 of the paper)."""
+    from its2clr.cohort import Cohort
+    from its2clr.cohort.resample import resample_cohort
+
+    summary = resample_cohort(
+        Cohort.open(cohort),
+        out,
+        keep_negatives=keep_negatives,
+        keep_positives=keep_positives,
+        negative_bags=all_bags,
+        sub_bag_size=sub_bag_size,
+        seed=seed,
+        workers=workers,
+    )
+    console.print(
+        f"{out}: {summary.bags} bags, {summary.instances} instances; witness rate "
+        f"{summary.witness_rate_before:.3f} -> {summary.witness_rate_after:.3f}",
+        soft_wrap=True,
+    )
+
+
 def _draw_synthetic(
     out: Path, size: SizeName, seed: int, workers: int | None, settings: list[str] | None = None
 ) -> None:

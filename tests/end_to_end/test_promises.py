@@ -100,6 +100,8 @@ def test_results_hold_every_number(finished, tiny_cohort):
         for metric in ("bag_auc", "instance_auc"):
             low, high = test[f"{metric}_interval"]
             assert 0 <= low <= high <= 1
+        assert results[encoder]["class_separation"]["test"]["inter_class_distance"] > 0
+        assert {"auc", "dice", "bag_auc"} <= results[encoder]["linear_probe"].keys()
     assert [entry["epoch"] for entry in results["rounds"]] == [0, 2, 4]
     assert all("instance_auc" in entry for entry in results["rounds"])
     assert {"churn", "positive_share", "false_positive_share"} <= results["health"]["rounds"][1].keys()

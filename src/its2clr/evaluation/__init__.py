@@ -13,23 +13,30 @@ from its2clr.evaluation.health import (
     warnings_of,
 )
 from its2clr.evaluation.instance import instance_metrics
+from its2clr.evaluation.linear_probe import LinearProbe, linear_probe, linear_probe_metrics
 from its2clr.evaluation.pseudo_labels import pseudo_label_quality
 from its2clr.evaluation.retrainings import Summary, summarise
+from its2clr.evaluation.separation import ClassSeparation, class_separation
 
 __all__ = [
+    "ClassSeparation",
     "DiceFit",
     "Interval",
+    "LinearProbe",
     "SeedAgreement",
     "Summary",
     "bag_auc_interval",
     "bag_metrics",
     "bootstrap_interval",
     "churn",
+    "class_separation",
     "false_positive_share",
     "fit_dice",
     "health_report",
     "instance_auc_interval",
     "instance_metrics",
+    "linear_probe",
+    "linear_probe_metrics",
     "positive_share",
     "pseudo_label_quality",
     "seed_agreement",

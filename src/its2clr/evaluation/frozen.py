@@ -16,7 +16,9 @@ from its2clr.evaluation.bag import bag_metrics
 from its2clr.evaluation.bootstrap import bag_auc_interval, instance_auc_interval
 from its2clr.evaluation.health import health_report, warnings_of
 from its2clr.evaluation.instance import instance_metrics
+from its2clr.evaluation.linear_probe import linear_probe, linear_probe_metrics
 from its2clr.evaluation.retrainings import summarise
+from its2clr.evaluation.separation import class_separation
 from its2clr.stages import ENCODERS, REFINED, START, Stages
 
 
@@ -68,6 +70,9 @@ def evaluate(stages: Stages) -> dict[str, Any]:
         }
         for encoder, parts in scores.items()
     }
+    if cohort.has_instance_labels:
+        for encoder in ENCODERS:
+            results[encoder] |= represent_quality(stages, encoder, cohort)
     results |= {
         "cohort": {"path": str(run.cohort), **describe(cohort)},
         "aggregator": config.aggregator.name,
@@ -125,6 +130,29 @@ def measure(
             "instance": instance,
         }
     return found
+
+
+def represent_quality(stages: Stages, encoder: str, cohort: Cohort) -> dict[str, Any]:
+    """How well an encoder's features part the classes: class separation, and a linear probe on true labels."""
+    parts = {name: cohort.split(name) for name in ("train", "val", "test")}
+    truth = {name: part.instance_labels() for name, part in parts.items()}
+    if not all(_both_classes(labels) for labels in truth.values()):
+        return {}
+    features = {
+        name: stages.features(encoder, part.without_labels()).features.cpu().numpy() for name, part in parts.items()
+    }
+    probe = linear_probe(features["train"], truth["train"], features["val"], truth["val"])
+    metrics = linear_probe_metrics(
+        probe,
+        features["test"],
+        truth["test"],
+        parts["test"].offsets(),
+        parts["test"].bags["label"].to_numpy(dtype=np.int64),
+        features["val"],
+        truth["val"],
+    )
+    separation = {name: class_separation(features[name], truth[name])._asdict() for name in ("train", "test")}
+    return {"class_separation": separation, "linear_probe": {**metrics, "c": probe.c}}
 
 
 def describe(cohort: Cohort) -> dict[str, Any]:
