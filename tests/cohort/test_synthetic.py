@@ -249,7 +249,7 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(tiny)
 
 def test_a_folder_with_another_cohort_is_refused(tmp_path):
     (tmp_path / "bags.csv").write_text("bag_id,label,split,group\n")
-    with pytest.raises(InputError, match="not of a synthetic cohort"):
+    with pytest.raises(InputError, match="holds other files"):
         make_synthetic(tmp_path, size="tiny")
 
 

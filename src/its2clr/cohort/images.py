@@ -15,15 +15,13 @@ from its2clr.cohort.checks import check_classes
 from its2clr.cohort.image_files import ImageProblem, Resize, check_tile_settings, prepare_image
 from its2clr.cohort.layout import (
     BAGS_FILE,
-    INFO_FILE,
     PROBLEMS_FILE,
     CohortInfo,
     Encoding,
     LeftOut,
-    read_info,
+    claim_folder,
     tile_path,
     write_bags,
-    write_info,
     write_problems,
 )
 from its2clr.cohort.manifest import Manifest
@@ -139,7 +137,16 @@ def pack_images(
         # refuse an impossible division before hours of packing, not after
         assign_splits(bags.bags["label"].tolist(), bags.bags["group"].tolist(), fractions, seed)
         settings |= {"splits": "assigned", "seed": seed, "fractions": list(fractions)}
-    _claim_folder(out, settings, bags)
+    claim_folder(
+        out,
+        CohortInfo(
+            tile_size=tile_size,
+            encoding=encoding,
+            has_instance_labels=bags.has_instance_labels,
+            labelled=bags.labelled,
+            settings=settings,
+        ),
+    )
 
     waiting = _gather(bags)
     packed: list[_Packed] = []
@@ -164,40 +171,6 @@ def pack_images(
         n_images_left_out=sum(bool(one.file) for one in left_out),
         bags_left_out=lost,
     )
-
-
-def _claim_folder(out: Path, settings: dict[str, Any], manifest: Manifest) -> None:
-    """Record the settings in a new folder; refuse a folder of other settings or other content."""
-    info = CohortInfo(
-        tile_size=settings["tile_size"],
-        encoding=settings["encoding"],
-        has_instance_labels=manifest.has_instance_labels,
-        labelled=manifest.labelled,
-        settings=settings,
-    )
-    if (out / INFO_FILE).exists():
-        there, asked = _all_settings(read_info(out)), _all_settings(info)
-        differences = [
-            f"  {name}: {there.get(name, 'not set')} there, {asked.get(name, 'not set')} asked for"
-            for name in dict.fromkeys([*there, *asked])
-            if there.get(name) != asked.get(name)
-        ]
-        if differences:
-            lines = "\n".join(differences)
-            raise InputError(f"{out} was made with other settings:\n{lines}\nUse the same settings, or another folder")
-    elif out.exists():
-        if not out.is_dir():
-            raise InputError(f"{out}: is a file; give a folder for the cohort")
-        content = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-        if content:
-            found = ", ".join(content[:3])
-            raise InputError(f"{out}: holds other files ({found}, ...); give an empty folder for the cohort")
-    write_info(out, info)
-
-
-def _all_settings(info: CohortInfo) -> dict[str, Any]:
-    """What may not change between two runs: neither do labels come or go."""
-    return {"labelled": info.labelled, **info.settings}
 
 
 def _gather(manifest: Manifest) -> list[_Bag]:

@@ -181,3 +181,33 @@ def write_problems(folder: Path, left_out: Iterable[LeftOut]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("bag_id", "file", "row", "problem"))
         writer.writerows(astuple(one) for one in left_out)
+
+
+def claim_folder(out: Path, info: CohortInfo) -> None:
+    """Record in a folder what it is to hold; refuse one of other settings or other content.
+
+    Raises:
+        InputError: With the difference, or what is in the way.
+    """
+    if (out / INFO_FILE).exists():
+        found = read_info(out)
+        if found == info:
+            return
+        # Neither may labels come or go.
+        there, asked = ({"labelled": some.labelled, **some.settings} for some in (found, info))
+        differences = [
+            f"  {name}: {there.get(name, 'not set')} there, {asked.get(name, 'not set')} asked for"
+            for name in dict.fromkeys([*there, *asked])
+            if there.get(name) != asked.get(name)
+        ]
+        if differences:
+            lines = "\n".join(differences)
+            raise InputError(f"{out} was made with other settings:\n{lines}\nUse the same settings, or another folder")
+    elif out.exists():
+        if not out.is_dir():
+            raise InputError(f"{out}: is a file; give a folder for the cohort")
+        content = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+        if content:
+            names = ", ".join(content[:3])
+            raise InputError(f"{out}: holds other files ({names}, ...); give an empty folder for the cohort")
+    write_info(out, info)

@@ -19,16 +19,7 @@ import pandas as pd
 
 from its2clr.cohort.checks import UNKNOWN_LABEL, check_bag_ids
 from its2clr.cohort.cohort import Cohort
-from its2clr.cohort.layout import (
-    BAGS_FILE,
-    INFO_FILE,
-    CohortInfo,
-    read_info,
-    tile_path,
-    write_bags,
-    write_info,
-    write_problems,
-)
+from its2clr.cohort.layout import BAGS_FILE, CohortInfo, claim_folder, tile_path, write_bags, write_problems
 from its2clr.cohort.parallel import Progress, map_in_threads
 from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tables import Problem, raise_problems
@@ -256,7 +247,11 @@ def resample_cohort(
         "seed": seed,
         "splits": [name for name in SPLITS if name in splits],
     }
-    _claim_folder(out, cohort.info, settings)
+    original = cohort.info
+    info = CohortInfo(
+        tile_size=original.tile_size, encoding=original.encoding, has_instance_labels=True, settings=settings
+    )
+    claim_folder(out, info)
     for done, _ in enumerate(map_in_threads(partial(_copy_bag, cohort=cohort, out=out), plans, workers), start=1):
         if progress is not None:
             progress(done, len(plans))
@@ -393,35 +388,6 @@ def _fingerprint(cohort: Cohort, labels: list[_Labels]) -> str:
     digest.update(cohort.bags.to_csv(index=False, lineterminator="\n").encode("utf-8", "surrogateescape"))
     digest.update(np.concatenate(labels).tobytes())
     return digest.hexdigest()[:16]
-
-
-def _claim_folder(out: Path, original: CohortInfo, settings: dict[str, Any]) -> None:
-    """Record the settings in a new folder; refuse a folder of other settings or other content."""
-    if (out / INFO_FILE).exists():
-        found = read_info(out).settings
-        if found.get("source") != SOURCE:
-            raise InputError(f"{out} holds a cohort that was not made by resampling; choose another folder")
-        differences = [
-            f"  {key}: {found.get(key)!r} there, {settings.get(key)!r} asked for"
-            for key in {**settings, **found}
-            if found.get(key) != settings.get(key)
-        ]
-        if differences:
-            lines = "\n".join(differences)
-            advice = "Choose another folder, or remove this one first."
-            raise InputError(f"{out} holds a cohort resampled with other settings:\n{lines}\n{advice}")
-        return
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: is a file; give a folder for the cohort")
-    content = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.exists() else []
-    if content:
-        raise InputError(f"{out}: holds other files ({', '.join(content[:3])}, ...); give an empty folder")
-    write_info(
-        out,
-        CohortInfo(
-            tile_size=original.tile_size, encoding=original.encoding, has_instance_labels=True, settings=settings
-        ),
-    )
 
 
 def _copy_bag(plan: _Plan, *, cohort: Cohort, out: Path) -> None:

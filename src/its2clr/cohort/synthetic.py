@@ -19,16 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from its2clr.cohort.layout import (
-    BAGS_FILE,
-    INFO_FILE,
-    CohortInfo,
-    read_info,
-    tile_path,
-    write_bags,
-    write_info,
-    write_problems,
-)
+from its2clr.cohort.layout import BAGS_FILE, CohortInfo, claim_folder, tile_path, write_bags, write_problems
 from its2clr.cohort.parallel import Progress, default_workers
 from its2clr.cohort.tiles import write_tile_file
 from its2clr.cohort.tissue import TissueSettings, render_slide
@@ -111,7 +102,11 @@ def make_synthetic(
         raise InputError(f"workers must be at least 1, got {workers}")
     settings = synthetic_settings(size, **overrides)
     plans = _plan_bags(SIZES[size], seed)
-    _claim_folder(out, size, seed, settings)
+    wanted = {"source": SOURCE, "drawing": DRAWING_VERSION, "size": size, "seed": seed}
+    wanted |= settings.model_dump(mode="json")
+    claim_folder(
+        out, CohortInfo(tile_size=settings.tile_size, encoding="png", has_instance_labels=True, settings=wanted)
+    )
 
     pending = [plan for plan in plans if not tile_path(out, plan.bag_id).exists()]
     done = len(plans) - len(pending)
@@ -181,34 +176,6 @@ def _plan_bags(size: CohortSize, seed: int) -> list[_BagPlan]:
             number = len(plans)
             plans.append(_BagPlan(number, f"slide_{number:03d}", patient[0], split, names[patient]))
     return plans
-
-
-def _claim_folder(out: Path, size: SizeName, seed: int, settings: TissueSettings) -> None:
-    """Record in `cohort.json` what is drawn here; refuse a folder that holds anything else."""
-    wanted = {"source": SOURCE, "drawing": DRAWING_VERSION, "size": size, "seed": seed}
-    wanted |= settings.model_dump(mode="json")
-    if (out / INFO_FILE).exists():
-        found = read_info(out).settings
-        if found.get("source") != SOURCE:
-            raise InputError(f"{out} holds a cohort that is not synthetic; choose another folder")
-        differences = [
-            f"{key}: {found.get(key)!r} there, {wanted.get(key)!r} asked for"
-            for key in {**wanted, **found}
-            if found.get(key) != wanted.get(key)
-        ]
-        if differences:
-            raise InputError(
-                f"{out} holds a synthetic cohort made with other settings:\n  "
-                + "\n  ".join(differences)
-                + "\nChoose another folder, or remove this one first."
-            )
-    elif (out / BAGS_FILE).exists():
-        raise InputError(f"{out} has a {BAGS_FILE} that is not of a synthetic cohort; choose another folder")
-    else:
-        write_info(
-            out,
-            CohortInfo(tile_size=settings.tile_size, encoding="png", has_instance_labels=True, settings=wanted),
-        )
 
 
 def _draw_all(
