@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
@@ -28,7 +29,7 @@ class BagOutput(NamedTuple):
     attention: Tensor | None
 
 
-class Aggregator(nn.Module):
+class Aggregator(nn.Module, ABC):
     """Base of all aggregators; a new one implements `aggregate` and, if need be, `loss`.
 
     A bag gives the same answer alone and padded in a batch, whatever stands in the padded rows: `forward`
@@ -78,6 +79,7 @@ class Aggregator(nn.Module):
             attention=None if output.attention is None else output.attention.masked_fill(padding, 0.0),
         )
 
+    @abstractmethod
     def aggregate(self, features: Tensor, mask: Tensor) -> BagOutput:
         """Predict a batch of bags whose padded rows are zero.
 
@@ -85,7 +87,6 @@ class Aggregator(nn.Module):
             features: (B, K, D) instance features.
             mask: (B, K) True for real instances.
         """
-        raise NotImplementedError
 
     def loss(self, output: BagOutput, labels: Tensor) -> Tensor:
         """Mean binary cross-entropy of the bag predictions.
