@@ -23,6 +23,8 @@ app = typer.Typer(
 cohort_app = typer.Typer(help="Make a cohort: one folder of packed tiles and bag labels.", no_args_is_help=True)
 app.add_typer(cohort_app, name="cohort")
 console = Console(highlight=False)
+INTERRUPTED = 130
+"""Exit code of a command stopped by Ctrl-C."""
 
 CohortArgument = Annotated[Path, typer.Argument(help="Folder of a cohort, as `its2clr cohort` makes it.")]
 OptionalCohort = Annotated[
@@ -332,6 +334,10 @@ def main() -> None:
     """Run the command line; an error of ours is one message and exit code 2."""
     try:
         app()
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED and os.environ.get("RANK", "0") == "0":
+            Console(stderr=True, highlight=False).print("stopped; the same command goes on where it stopped")
+        raise
     except (Its2clrError, OSError, MemoryError, RuntimeError) as error:
         ours = isinstance(error, Its2clrError | OSError | MemoryError)
         if "--debug" in sys.argv or not (ours or "out of memory" in str(error)):

@@ -183,7 +183,7 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
             raise InputError(f"recipe {recipe}: not a text file ({error})") from error
     else:
         hint = _closest(str(recipe), recipe_names())
-        raise InputError(f"no recipe named {str(recipe)!r}{hint}; known: {', '.join(recipe_names())}, or a .yaml file")
+        raise InputError(f"no recipe named {str(recipe)!r}{hint}; give one of these or a .yaml file")
     try:
         values = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -211,7 +211,7 @@ def resolve_config(
     values = read_recipe(recipe) if recipe is not None else base or {}
     for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides):
         _put(values, key.split("."), value)
-    return validate_config(values, str(recipe or "defaults"))
+    return validate_config(values, str(recipe or ("of the run" if base else "defaults")))
 
 
 def validate_config(values: Mapping[str, Any], where: str) -> RunConfig:

@@ -76,15 +76,15 @@ class ItS2CLR:
         positive = self._scores(_opened(cohort)).bags.mean(axis=0)
         return np.stack([1 - positive, positive], axis=1)
 
-    def predict(self, cohort: str | Path | Cohort) -> NDArray[np.int64]:
-        """Bag labels at probability 0.5."""
-        return (self.predict_proba(cohort)[:, 1] > 0.5).astype(np.int64)
+    def predict(self, cohort: str | Path | Cohort, threshold: float = 0.5) -> NDArray[np.int64]:
+        """Bag labels: positive above the threshold (`results.json` has the one that validation prefers)."""
+        return (self.predict_proba(cohort)[:, 1] > threshold).astype(np.int64)
 
     def predict_instances(self, cohort: str | Path | Cohort) -> pd.DataFrame:
         """Instance probabilities with their places.
 
         Returns:
-            One row per instance: `bag_id`, `instance`, `x`, `y` (level 0) and `probability`.
+            One row per instance: `bag_id`, `instance`, `name` (its file), `x`, `y` (level 0) and `probability`.
         """
         bags = _opened(cohort)
         index, coords = bags.bag_index(), bags.coords()
@@ -92,6 +92,7 @@ class ItS2CLR:
             {
                 "bag_id": bags.bags["bag_id"].to_numpy()[index],
                 "instance": np.arange(len(index)) - bags.offsets()[index],
+                "name": bags.names(),
                 "x": coords[:, 0],
                 "y": coords[:, 1],
                 "probability": self._scores(bags).instances.mean(axis=0),

@@ -33,7 +33,7 @@ def open_run(
     """
     saved = read_run_config(run)
     if saved is None and cohort is None:
-        raise InputError(f"{run}: no run has begun here; name a cohort: `its2clr fit COHORT --out {run}`")
+        raise InputError(f"{run}: no run has begun here; begin one by naming a cohort: `its2clr fit COHORT --out RUN`")
     base = saved[0].model_dump(mode="json") if saved is not None and recipe is None else None
     config = resolve_config(recipe, overrides, base)
     engine = Engine(config.engine)

@@ -55,7 +55,7 @@ class Stages:
         cohort = Cohort.open(self.run.cohort)
         if not cohort.is_labelled:
             raise InputError(f"{cohort.path}: this cohort has no labels; it can be predicted, not trained with")
-        self.run.check_cohort()
+        self.run.check_cohort(cohort.tile_size)
         return cohort.without_test()
 
     @cached_property
@@ -145,6 +145,12 @@ class Stages:
     def represent(self, encoder: str, cohort: Cohort) -> BagFeatures:
         """An encoder's features of any cohort's bags, computed and not kept."""
         self._require(encoder)
+        wanted = self.run.tile_size()
+        if cohort.tile_size != wanted:
+            raise InputError(
+                f"{cohort.path}: tiles of {cohort.tile_size} px, this run was trained on {wanted} px; pack these bags "
+                f"with --tile-size {wanted}"
+            )
         network = load_network(self.run.checkpoint(f"encoder-{encoder}")).to(self.engine.device)
         tiles = self._tiles(cohort)
         flat = extract_features(network.encoder, tiles, self.engine, self.config.engine.extract_batch_size)
@@ -166,10 +172,8 @@ class Stages:
                 progress.advance()
 
             trained = train_aggregators(self.config.aggregator, train, validation, seeds, advance)
-        mean, std = trained.validation_auc.mean(), trained.validation_auc.std()
-        self.engine.say(
-            f"{stage}: {self.config.aggregator.name}, {len(seeds)} seeds, validation bag AUC {mean:.3f} ({std:.3f})"
-        )
+        found = ", ".join(f"{auc:.3f}" for auc in trained.validation_auc)
+        self.engine.say(f"{stage}: {self.config.aggregator.name}, validation bag AUC of {len(seeds)} seeds: {found}")
         return trained
 
     def _tiles(self, cohort: Cohort) -> TileStore:

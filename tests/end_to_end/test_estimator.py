@@ -86,5 +86,9 @@ def test_new_bags_without_labels_are_predicted_and_not_trained_with(model, tmp_p
     assert "0 errors" in its2clr("doctor", cohort).stdout
     assert model.predict_proba(cohort).shape == (2, 2)
     assert len(model.predict_instances(cohort)) == 6
+    assert model.predict_instances(cohort)["name"].tolist()[:2] == ["0.png", "1.png"]
+    its2clr("cohort", "images", tmp_path / "new.csv", tmp_path / "large", "--tile-size", 48, "--unlabelled")
+    with pytest.raises(InputError, match="with --tile-size 32"):
+        model.predict_proba(tmp_path / "large")
     with pytest.raises(InputError, match="has no labels"):
         ItS2CLR("demo", run=tmp_path / "run", verbose=False).fit(cohort)

@@ -60,6 +60,9 @@ def test_checkpoints_round_trip_and_damage_is_said(tmp_path):
 
 def test_changed_settings_are_refused_with_the_difference(run, tmp_path):
     assert reopen(run).config == run.config
+    assert reopen(run, "refine.temperature=0.5").config.refine.temperature == 0.5  # nothing has begun yet
+    reopen(run)
+    (run.path / "checkpoints").mkdir()
     with pytest.raises(InputError, match=r"refine.temperature: 0\.2 -> 0\.5"):
         reopen(run, "refine.temperature=0.5")
     with pytest.raises(InputError, match=r"cohort: .* -> elsewhere"):
@@ -111,6 +114,7 @@ def test_metrics_of_epochs_that_are_done_again_are_dropped(run):
 def test_stages_are_remembered(run):
     assert run.done("pretrain") is None
     run.mark_done("pretrain", epochs=3)
+    (run.path / "checkpoints").mkdir()
     assert reopen(run).done("pretrain") == {"epochs": 3}
 
 
@@ -192,11 +196,13 @@ def test_a_cohort_that_changed_is_refused(run):
     run.cohort.mkdir()
     for name in ("bags.csv", "cohort.json"):
         (run.cohort / name).write_text("one")
-    run.check_cohort()
-    reopen(run).check_cohort()
+    (run.path / "checkpoints").mkdir()
+    run.check_cohort(32)
+    reopen(run).check_cohort(32)
+    assert reopen(run).tile_size() == 32
     (run.cohort / "bags.csv").write_text("two")
     with pytest.raises(InputError, match="has changed since"):
-        reopen(run).check_cohort()
+        reopen(run).check_cohort(32)
 
 
 def test_half_written_files_of_a_killed_run_are_removed(run):

@@ -308,6 +308,9 @@ def _left_out(folder: Path) -> list[Finding]:
 
 def _count(bags: pd.DataFrame, where: Path) -> list[Finding]:
     findings = []
+    if "label" in bags.columns and (bags["group"] == bags["bag_id"]).all():
+        message = "no groups are given, so every bag counts as its own patient; if a patient has several, splits leak"
+        findings.append(Finding("warning", str(where), f"{message}: add a column 'group'"))
     splits = bags["split"].tolist()
     for name in [*SPLITS, ""]:
         rows = bags[[split == name for split in splits]]

@@ -12,6 +12,9 @@ import pandas as pd
 from its2clr.errors import InputError
 
 _LISTED = 10
+KNOWN_COLUMNS = {"bag_id", "path", "label", "split", "group", "patient", "file", "n_instances"}
+"""Columns with a meaning; their names are read in any case."""
+
 _DELIMITERS = (",", ";", "\t")
 
 
@@ -53,6 +56,11 @@ def raise_problems(problems: Sequence[Problem]) -> None:
     raise InputError("\n".join(lines))
 
 
+def _known_name(name: str) -> str:
+    """`Group` and `SPLIT` mean what `group` and `split` do; a column passed over for its case would leak patients."""
+    return name.lower() if name.lower() in KNOWN_COLUMNS else name
+
+
 def read_table(path: Path, problems: list[Problem]) -> pd.DataFrame | None:
     """Read a table with every cell as text, stripped of surrounding blanks.
 
@@ -82,7 +90,7 @@ def read_table(path: Path, problems: list[Problem]) -> pd.DataFrame | None:
     except csv.Error as error:
         problems.append(Problem(str(path), f"cannot be read as a table ({error})"))
         return None
-    columns = [cell.strip() for cell in records[0]] if records else []
+    columns = [_known_name(cell.strip()) for cell in records[0]] if records else []
     if not any(columns):
         problems.append(Problem(at_row(path, 1), "the first row must name the columns, but it is empty"))
         return None

@@ -52,15 +52,18 @@ class RunDirectory:
         self._writers: dict[str, SummaryWriter] = {}
         self._last_said = 0.0
         saved = read_run_config(self.path)
+        begun = (self.path / "checkpoints").is_dir()  # before that a mistake may still be corrected
         if saved is not None:
-            self._refuse_changes(saved, config, cohort)
+            if begun:
+                self._refuse_changes(saved, config, cohort)
             cohort = cohort if cohort is not None else saved[1]
         elif cohort is None:
             raise InputError(f"{self.path}: no run has begun here; name a cohort")
         self.config = config
         self.cohort = Path(cohort).resolve()
         engine.barrier()
-        if saved is None and engine.is_writer:
+        if not begun and engine.is_writer:
+            (self.path / "state.json").unlink(missing_ok=True)
             document = {"cohort": str(self.cohort), **self.config.model_dump(mode="json")}
             write_text(self.path / "config.yaml", yaml.safe_dump(document, sort_keys=False))
         if engine.is_writer:
@@ -77,7 +80,12 @@ class RunDirectory:
                 "without changes:\n  " + "\n  ".join(difference)
             )
 
-    def check_cohort(self) -> None:
+    def tile_size(self) -> int | None:
+        """Pixels of the tiles this run was trained on; None before it began."""
+        size: int | None = self._state().get("tile_size")
+        return size
+
+    def check_cohort(self, tile_size: int) -> None:
         """Remember the cohort when it is first used; refuse it when its bags have changed since.
 
         Raises:
@@ -90,7 +98,7 @@ class RunDirectory:
                 f"{self.cohort}: the cohort has changed since {self.path} began; start a new run folder for it"
             )
         if "cohort" not in state and self.engine.is_writer:
-            write_json(self.path / "state.json", {**state, "cohort": fingerprint})
+            write_json(self.path / "state.json", {**state, "cohort": fingerprint, "tile_size": tile_size})
         self.engine.barrier()
 
     @contextmanager

@@ -55,7 +55,7 @@ def evaluate(stages: Stages) -> dict[str, Any]:
         results: dict[str, Any] = read_json(run.path / "results.json")
         return results
     cohort = Cohort.open(run.cohort)
-    run.check_cohort()
+    run.check_cohort(cohort.tile_size)
     unlabelled = {name: cohort.split(name).without_labels() for name in ("val", "test")}
     scores = {
         encoder: {name: predict(stages, encoder, part) for name, part in unlabelled.items()} for encoder in ENCODERS
@@ -226,6 +226,7 @@ def _write_predictions(run: Path, test: Cohort, scores: dict[str, Scores]) -> No
                     "encoder": encoder,
                     "bag_id": test.bags["bag_id"].to_numpy()[bag],
                     "instance": np.arange(len(bag)) - test.offsets()[bag],
+                    "name": test.names(),
                     "x": coords[:, 0],
                     "y": coords[:, 1],
                     "probability": found.instances.mean(axis=0),
