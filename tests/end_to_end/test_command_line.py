@@ -18,7 +18,7 @@ def test_version_and_help_teach():
     ("arguments", "message"),
     [
         (["fit", "nowhere", "--out", "RUN"], "does not exist"),
-        (["fit", "--out", "RUN"], "name a cohort"),
+        (["fit", "--out", "RUN"], "naming a cohort"),
         (["fit", "COHORT", "--out", "RUN", "--recipe", "demmo"], "did you mean 'demo'"),
         (["fit", "COHORT", "--out", "RUN", "--set", "refine.epoch=3"], "did you mean 'epochs'"),
         (["evaluate", "RUN"], "no run has begun here"),
