@@ -116,7 +116,7 @@ def pretrain(
 def extract(
     cohort: OptionalCohort = None,
     run: RunOption = Path("runs/fit"),
-    encoder: Annotated[str, typer.Option(help="simclr or its2clr.")] = "its2clr",
+    encoder: Annotated[str, typer.Option(help="simclr, its2clr or end_to_end.")] = "its2clr",
     recipe: RecipeOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -134,12 +134,22 @@ def extract(
 def aggregate(
     cohort: OptionalCohort = None,
     run: RunOption = Path("runs/fit"),
-    encoder: Annotated[str, typer.Option(help="Whose features: simclr or its2clr.")] = "its2clr",
+    encoder: Annotated[str, typer.Option(help="Whose features: simclr, its2clr or end_to_end.")] = "its2clr",
+    aggregators: Annotated[
+        list[str] | None,
+        typer.Option("--aggregator", help="Another aggregator than the run's; may be repeated to compare several."),
+    ] = None,
     recipe: RecipeOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Train the aggregator on an encoder's frozen features, once per retraining seed."""
-    _stages(cohort, run, recipe, settings).aggregate(encoder)
+    """Train the aggregator on an encoder's frozen features, once per retraining seed.
+
+    Several over the same features: `its2clr aggregate --out runs/mine --aggregator max --aggregator transformer`,
+    then `its2clr evaluate runs/mine`.
+    """
+    stages = _stages(cohort, run, recipe, settings)
+    for name in aggregators or [stages.config.aggregator.name]:
+        stages.aggregate(encoder, name)
 
 
 @app.command()
@@ -151,6 +161,23 @@ def refine(
 ) -> None:
     """Algorithm 1: refine the pretrained encoder with pseudo labels (pretrains first if needed)."""
     _stages(cohort, run, recipe, settings).refine()
+
+
+@app.command("end-to-end")
+def end_to_end(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/end-to-end"),
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Train encoder and aggregator together on whole bags, from SimCLR weights or from scratch: a baseline.
+
+    Large bags fit: `--set end_to_end.tiles_per_pass=64` keeps the activations of 64 tiles in memory at a time.
+    From scratch: `--set end_to_end.start=scratch`. From the weights of another run: `--set pretrain.start=runs/mine`.
+    """
+    stages = _stages(cohort, run, recipe, settings)
+    stages.end_to_end()
+    _evaluate(stages)
 
 
 @app.command()
@@ -325,7 +352,7 @@ def _evaluate(stages: Any) -> None:
     for row in results_rows(results):
         table.add_row(*row)
     Console(highlight=False, width=max(console.width, 100)).print(table)
-    for warning in results["health"]["warnings"]:
+    for warning in results.get("health", {}).get("warnings", ()):
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
     console.print(f"results in {stages.run.path / 'results.json'}", markup=False, soft_wrap=True)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from its2clr.aggregators.config import AggregatorTraining
 from its2clr.errors import InputError
@@ -90,6 +90,14 @@ class PretrainConfig(OptimiserConfig):
     batch_size: Annotated[int, Field(ge=2)] = Field(512, description="instances per step over all processes")
     temperature: Positive = Field(0.5, description="temperature of NT-Xent")
     views: ViewsConfig = Field(default_factory=lambda: ViewsConfig(crop_scale=(0.08, 1.0)))
+    start: str | None = Field(
+        None, description="a run, or a checkpoint of its encoder, to take as the start instead of pretraining one"
+    )
+
+    @field_validator("start")
+    @classmethod
+    def _absolute(cls, start: str | None) -> str | None:
+        return None if start is None else str(Path(start).absolute())
 
 
 class RefineConfig(OptimiserConfig):
@@ -115,7 +123,7 @@ class RefineConfig(OptimiserConfig):
         description="anchors in the warm-up: negative-bag instances, or pseudo-positives (ablation)",
     )
     refresh_every: Count = Field(5, description="epochs between pseudo-label updates")
-    objective: Literal["supervised_contrastive", "cross_entropy"] = Field(
+    objective: str = Field(
         "supervised_contrastive", description="what the encoder learns from the labels; cross_entropy is a baseline"
     )
     labels: Literal["pseudo", "ground_truth"] = Field(
@@ -135,6 +143,20 @@ class RefineConfig(OptimiserConfig):
         if self.warmup_epochs > self.epochs:
             raise ValueError(f"warmup_epochs ({self.warmup_epochs}) is larger than epochs ({self.epochs})")
         return self
+
+
+class EndToEndConfig(OptimiserConfig):
+    """Encoder and aggregator trained together on whole bags, with Adam: a baseline of the paper."""
+
+    learning_rate: Positive = Field(1e-4, description="peak learning rate")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="decay rate of Adam's first moment")
+    start: Literal["pretrained", "scratch"] = Field("pretrained", description="weights the encoder starts from")
+    epochs: Count = Field(50, description="passes over the training bags")
+    bags_per_step: Count = Field(1, description="bags per step over all processes")
+    tiles_per_pass: Annotated[int, Field(ge=2)] = Field(
+        128, description="most tiles whose activations are in memory at once; the gradient is that of whole bags"
+    )
+    views: ViewsConfig = Field(default_factory=ViewsConfig)
 
 
 class EvaluationConfig(Section):
@@ -163,8 +185,17 @@ class RunConfig(Section):
     pretrain: PretrainConfig = Field(default_factory=PretrainConfig)
     aggregator: AggregatorTraining = Field(default_factory=AggregatorTraining)
     refine: RefineConfig = Field(default_factory=RefineConfig)
+    end_to_end: EndToEndConfig = Field(default_factory=EndToEndConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+    plugins: list[str] = Field(
+        default_factory=list, description="Python files or modules that register aggregators or objectives"
+    )
+
+    @field_validator("plugins")
+    @classmethod
+    def _absolute(cls, plugins: list[str]) -> list[str]:
+        return [str(Path(plugin).absolute()) if plugin.endswith(".py") else plugin for plugin in plugins]
 
 
 def recipe_names() -> list[str]:

@@ -8,6 +8,7 @@ from its2clr.config import resolve_config
 from its2clr.engine.devices import Engine
 from its2clr.engine.rundir import RunDirectory, read_run_config
 from its2clr.errors import InputError
+from its2clr.plugins import import_plugins
 from its2clr.stages import Stages
 
 
@@ -36,6 +37,7 @@ def open_run(
         raise InputError(f"{run}: no run has begun here; begin one by naming a cohort: `its2clr fit COHORT --out RUN`")
     base = saved[0].model_dump(mode="json") if saved is not None and recipe is None else None
     config = resolve_config(recipe, overrides, base)
+    import_plugins(config.plugins)
     engine = Engine(config.engine)
     if quiet:
         engine.bars.enabled = False

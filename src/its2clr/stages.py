@@ -1,4 +1,4 @@
-"""The stages of a run, each once: pretrain, aggregate, refine, and all that lies between cohort and evaluation.
+"""The stages of a run, each once: pretrain, aggregate, refine or end to end, all between cohort and evaluation.
 
 A stage reads what the one before wrote into the run directory. Nothing here can reach a test label: training sees
 `Cohort.without_test()`, and everything else sees `Cohort.without_labels()`.
@@ -12,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from its2clr.aggregators import create_aggregator
+from its2clr.aggregators.config import AggregatorTraining
 from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
 from its2clr.aggregators.training import train_aggregators
+from its2clr.baselines.end_to_end import train_end_to_end
 from its2clr.cohort import Cohort
 from its2clr.cohort.features import FeatureFile, feature_path, read_feature_file, write_feature_file
 from its2clr.encoders.encoder import EmbeddingNetwork, check_tile_size
@@ -28,11 +30,15 @@ from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError
 from its2clr.pretrain import pretrain
 from its2clr.refine.algorithm import refine, remove_candidates
+from its2clr.refine.objectives import find_objective
 from its2clr.refine.rounds import Bags, aggregator_seeds
 
 START = "simclr"
 REFINED = "its2clr"
-ENCODERS = (START, REFINED)
+END_TO_END = "end_to_end"
+STAGE_OF = {START: "pretrain", REFINED: "refine", END_TO_END: "end_to_end"}
+"""The stage that makes each encoder."""
+ENCODERS = tuple(STAGE_OF)
 
 
 class Stages:
@@ -48,6 +54,7 @@ class Stages:
         self._seen: set[str] = set()
         # A wrong name or option should not wait for the end of pretraining.
         create_aggregator(self.config.aggregator.name, 64, **self.config.aggregator.options)
+        find_objective(self.config.refine.objective)
 
     @cached_property
     def cohort(self) -> Cohort:
@@ -69,17 +76,20 @@ class Stages:
         return Bags(self.cohort.split("val"), self.engine)
 
     def pretrain(self) -> None:
-        """Self-supervised start of the encoder, on the training tiles."""
+        """Self-supervised start of the encoder, on the training tiles; or the start that the settings name."""
         if self._skip("pretrain"):
             return
-        network = self._fresh_network()
+        config = self.config.pretrain
+        network = self._fresh_network() if config.start is None else load_network(started_from(config.start))
         check_tile_size(network.encoder, self.cohort.tile_size)
-        if self.config.pretrain.epochs > 0:
-            self.engine.say(f"pretrain: {self.config.pretrain.method} on {len(self.train.tiles)} training tiles")
+        if config.start is not None:
+            self.engine.say(f"pretrain: taken from {config.start}")
+        elif config.epochs > 0:
+            self.engine.say(f"pretrain: {config.method} on {len(self.train.tiles)} training tiles")
             with self.run.lock():
-                pretrain(network, self.train.tiles, self.config.pretrain, self.engine, self.run, self.config.seed)
+                pretrain(network, self.train.tiles, config, self.engine, self.run, self.config.seed)
         self._save(START, network)
-        self._mark_done("pretrain", epochs=self.config.pretrain.epochs)
+        self._mark_done("pretrain", epochs=0 if config.start is not None else config.epochs)
 
     def refine(self) -> None:
         """Algorithm 1, from the pretrained encoder."""
@@ -102,17 +112,63 @@ class Stages:
         self._mark_done("refine", epochs=self.config.refine.epochs)
         remove_candidates(self.run)
 
-    def aggregate(self, encoder: str) -> TrainedAggregators:
-        """Retrain the aggregator on an encoder's frozen features, once per seed; validation picks each one's epoch."""
-        path = self.run.path / "aggregators" / f"{encoder}.safetensors"
-        stage = f"aggregate {encoder}"
+    def end_to_end(self) -> None:
+        """Encoder and aggregator trained together on whole bags: a baseline, beside the refinement."""
+        if self._skip("end_to_end"):
+            return
+        config = self.config.end_to_end
+        if config.start == "pretrained":
+            self.pretrain()
+            network = load_network(self.run.checkpoint(f"encoder-{START}"))
+        else:
+            network = self._fresh_network()
+        self.engine.say(f"end to end: {len(self.train.labels)} training bags for {config.epochs} epochs")
+        with self.run.lock():
+            train_end_to_end(
+                network,
+                self.train,
+                self.validation,
+                config,
+                self.config.aggregator,
+                self.engine,
+                self.run,
+                self.config.seed,
+                self._aggregator_path(END_TO_END),
+            )
+        self._mark_done("end_to_end", epochs=config.epochs)
+        self._mark_done(_aggregate_stage(END_TO_END), retrainings=1)
+
+    def aggregate(self, encoder: str, aggregator: str | None = None) -> TrainedAggregators:
+        """Train an aggregator on an encoder's frozen features, once per seed; validation picks each one's epoch.
+
+        Args:
+            encoder: Whose features.
+            aggregator: Name of another aggregator than the run's, with its default options; trained with the same
+                settings.
+        """
+        config = self._aggregator(aggregator)
+        name = None if config is self.config.aggregator else aggregator
+        path = self._aggregator_path(encoder, name)
+        stage = _aggregate_stage(encoder, name)
         if not self._skip(stage):
             self._require(encoder)
             train = self.features(encoder, self.cohort.split("train"), self.train.labels)
             validation = self.features(encoder, self.cohort.split("val"), self.validation.labels)
-            self.engine.on_writer(lambda: self._train_aggregators(stage, train, validation).save(path))
+            self.engine.on_writer(lambda: self._train_aggregators(stage, config, train, validation).save(path))
             self._mark_done(stage, retrainings=self.config.evaluation.retrainings)
         return TrainedAggregators.load(path)
+
+    def trained(self) -> list[tuple[str, str]]:
+        """Every pair of encoder and aggregator that is trained in this run, those with the run's aggregator first."""
+        finished = self.run.finished()
+        pairs = [
+            (encoder, self.config.aggregator.name) for encoder in ENCODERS if _aggregate_stage(encoder) in finished
+        ]
+        for stage in sorted(finished):
+            words = stage.split(" ")
+            if words[0] == "aggregate" and len(words) == 3:
+                pairs.append((words[1], words[2]))
+        return pairs
 
     def features(
         self, encoder: str, cohort: Cohort, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
@@ -120,7 +176,7 @@ class Stages:
         """An encoder's features of a cohort's bags: from the run's feature files, or extracted and written there.
 
         Args:
-            encoder: "simclr" or "its2clr".
+            encoder: "simclr", "its2clr" or "end_to_end".
             cohort: Bags to represent; its labels are not looked at.
             labels: Bag labels to attach, where the caller may know them.
         """
@@ -163,17 +219,29 @@ class Stages:
         self.refine()
         self.aggregate(REFINED)
 
-    def _train_aggregators(self, stage: str, train: BagFeatures, validation: BagFeatures) -> TrainedAggregators:
+    def _aggregator(self, name: str | None) -> AggregatorTraining:
+        own = self.config.aggregator
+        if name is None or name == own.name:
+            return own
+        create_aggregator(name, 64)
+        return own.model_copy(update={"name": name, "options": {}})
+
+    def _aggregator_path(self, encoder: str, name: str | None = None) -> Path:
+        return self.run.path / "aggregators" / f"{encoder if name is None else f'{encoder}-{name}'}.safetensors"
+
+    def _train_aggregators(
+        self, stage: str, config: AggregatorTraining, train: BagFeatures, validation: BagFeatures
+    ) -> TrainedAggregators:
         seeds = aggregator_seeds(self.config.seed, self.config.evaluation.retrainings)
-        with self.engine.progress(stage, self.config.aggregator.epochs, "epochs") as progress:
+        with self.engine.progress(stage, config.epochs, "epochs") as progress:
 
             def advance(record: EpochRecord) -> None:
                 progress.note(f"validation AUC {np.mean(record['validation_auc']):.3f}")
                 progress.advance()
 
-            trained = train_aggregators(self.config.aggregator, train, validation, seeds, advance)
+            trained = train_aggregators(config, train, validation, seeds, advance)
         found = ", ".join(f"{auc:.3f}" for auc in trained.validation_auc)
-        self.engine.say(f"{stage}: {self.config.aggregator.name}, validation bag AUC of {len(seeds)} seeds: {found}")
+        self.engine.say(f"{stage}: {config.name}, validation bag AUC of {len(seeds)} seeds: {found}")
         return trained
 
     def _tiles(self, cohort: Cohort) -> TileStore:
@@ -206,10 +274,11 @@ class Stages:
     def _require(self, encoder: str) -> None:
         if encoder not in ENCODERS:
             raise InputError(f"no encoder named {encoder!r}; there are {', '.join(ENCODERS)}")
-        stage = "pretrain" if encoder == START else "refine"
+        stage = STAGE_OF[encoder]
         if self.run.done(stage) is None:
+            command = stage.replace("_", "-")
             raise InputError(
-                f"{self.run.path}: the {encoder} encoder is not there yet; run `its2clr {stage}` on this run first"
+                f"{self.run.path}: the {encoder} encoder is not there yet; run `its2clr {command}` on this run first"
             )
 
     def _mark_done(self, stage: str, **notes: int) -> None:
@@ -223,6 +292,26 @@ class Stages:
             self.engine.say(f"{stage}: already done")
         self._seen.add(stage)
         return True
+
+
+def started_from(start: str) -> Path:
+    """The encoder checkpoint that `pretrain.start` names: of a run its pretrained encoder, else the file itself.
+
+    Raises:
+        InputError: There is none.
+    """
+    path = Path(start)
+    if path.is_dir():
+        path = path / "checkpoints" / f"encoder-{START}.safetensors"
+    if not path.is_file():
+        raise InputError(
+            f"pretrain.start: {path} is not there; name a run that is pretrained, or an encoder checkpoint"
+        )
+    return path
+
+
+def _aggregate_stage(encoder: str, name: str | None = None) -> str:
+    return f"aggregate {encoder}" if name is None else f"aggregate {encoder} {name}"
 
 
 def write_features(

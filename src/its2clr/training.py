@@ -41,6 +41,7 @@ class EpochResult:
     loss: float
     spread: float
     tiles_per_second: float
+    seconds: float
 
 
 def train_epoch(
@@ -90,7 +91,7 @@ def train_epoch(
             f"{keys[1]}.temperature; with bf16, try engine.precision=32-true. Start a new run directory with the new "
             "settings."
         )
-    return EpochResult(mean_loss, mean_spread, batches.indices.numel() / seconds)
+    return EpochResult(mean_loss, mean_spread, batches.indices.numel() / seconds, seconds)
 
 
 def _run_steps(

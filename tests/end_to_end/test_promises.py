@@ -141,10 +141,8 @@ def test_features_are_in_the_trident_layout(finished, tiny_cohort):
 
 def refined(tiny_cohort, finished, run, *overrides):
     """A refinement with other switches from the same start."""
-    stages = open_run(run, tiny_cohort, "demo", [*TINY, *overrides], quiet=True)
-    (run / "checkpoints").mkdir()
-    shutil.copy(finished.run.checkpoint("encoder-simclr"), stages.run.checkpoint("encoder-simclr"))
-    stages.run.mark_done("pretrain")
+    start = f"pretrain.start={finished.run.path}"
+    stages = open_run(run, tiny_cohort, "demo", [*TINY, start, *overrides], quiet=True)
     stages.refine()
     return stages
 

@@ -5,9 +5,11 @@ import pytest
 import torch
 from tests.conftest import TINY
 
+from its2clr.baselines.cross_entropy import cross_entropy_loss
 from its2clr.config import RefineConfig, resolve_config
 from its2clr.encoders.weights import create_network
-from its2clr.refine.objectives import cross_entropy_objective, prepare_objective
+from its2clr.errors import InputError
+from its2clr.refine.objectives import Prepared, find_objective, objective_names, register_objective
 
 
 def test_cross_entropy_equals_the_slow_reference():
@@ -19,15 +21,31 @@ def test_cross_entropy_equals_the_slow_reference():
             for z, y in zip(logits[:, 0].tolist(), labels.tolist(), strict=True)
         ]
     )
-    assert cross_entropy_objective(logits, labels, None).item() == pytest.approx(expected, rel=1e-5)
+    assert cross_entropy_loss(logits, labels, None).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_heads():
     network = create_network(resolve_config("demo", TINY))
-    same, _ = prepare_objective(network, RefineConfig(), seed=0)
-    assert same is network
-    other, _ = prepare_objective(network, RefineConfig(objective="cross_entropy"), seed=0)
-    assert other.encoder is network.encoder
-    assert other(torch.rand(4, 3, 32, 32))[1].shape == (4, 1)
-    again, _ = prepare_objective(network, RefineConfig(objective="cross_entropy"), seed=0)
-    assert torch.equal(other.head.weight, again.head.weight)
+    prepared = find_objective("supervised_contrastive")(network, RefineConfig(), 0)
+    assert prepared.network is network
+    assert prepared.contrastive
+    other = find_objective("cross_entropy")(network, RefineConfig(), 0)
+    assert other.network.encoder is network.encoder
+    assert not other.contrastive
+    assert other.network(torch.rand(4, 3, 32, 32))[1].shape == (4, 1)
+    again = find_objective("cross_entropy")(network, RefineConfig(), 0)
+    assert torch.equal(other.network.head.weight, again.network.head.weight)
+
+
+def test_an_unknown_objective_is_named_with_its_closest():
+    assert objective_names() == ["cross_entropy", "supervised_contrastive"]
+    with pytest.raises(InputError, match="no objective named 'cross_entrpy', did you mean 'cross_entropy'"):
+        find_objective("cross_entrpy")
+
+
+def test_a_name_belongs_to_one_objective():
+    def another(network, config, seed):
+        return Prepared(network, lambda outputs, labels, anchors: outputs.sum())
+
+    with pytest.raises(InputError, match="registered already"):
+        register_objective("cross_entropy")(another)

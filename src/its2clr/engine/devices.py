@@ -66,9 +66,11 @@ class Engine:
         """The precision's context for a forward pass outside of a module that was set up."""
         return self.fabric.autocast()
 
-    def set_up(self, network: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def set_up(
+        self, network: nn.Module, optimiser: torch.optim.Optimizer, *, shared_batch_norm: bool = True
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Wrap for precision and gradient averaging; batch norm is shared between GPUs of several processes."""
-        if self.world_size > 1 and self.device.type == "cuda":
+        if shared_batch_norm and self.world_size > 1 and self.device.type == "cuda":
             network = share_batch_norm(network)
         wrapped, wrapped_optimiser = self.fabric.setup(network, optimiser)
         return wrapped, wrapped_optimiser

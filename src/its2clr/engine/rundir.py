@@ -118,8 +118,12 @@ class RunDirectory:
 
     def done(self, stage: str) -> dict[str, Any] | None:
         """What a finished stage noted, or None when it is not finished."""
+        return self.finished().get(stage)
+
+    def finished(self) -> dict[str, dict[str, Any]]:
+        """Every finished stage with what it noted."""
         stages: dict[str, dict[str, Any]] = self._state()["stages"]
-        return stages.get(stage)
+        return stages
 
     def mark_done(self, stage: str, **notes: Any) -> None:
         """Note that a stage is finished; later calls skip it."""

@@ -1,5 +1,7 @@
 """Evaluation of a finished run: the one place that reads test labels, after every model is frozen."""
 
+import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,18 @@ from scipy.special import expit
 
 from its2clr.aggregators.trained import Predictions
 from its2clr.cohort import Cohort
+from its2clr.config import RefineConfig
 from its2clr.engine.files import atomic_path, read_json, write_json
+from its2clr.errors import InputError
 from its2clr.evaluation.bag import bag_metrics
 from its2clr.evaluation.bootstrap import bag_auc_interval, instance_auc_interval
 from its2clr.evaluation.health import health_report, warnings_of
 from its2clr.evaluation.instance import instance_metrics
 from its2clr.evaluation.linear_probe import linear_probe, linear_probe_metrics
+from its2clr.evaluation.pseudo_labels import pseudo_label_quality
 from its2clr.evaluation.retrainings import summarise
 from its2clr.evaluation.separation import class_separation
-from its2clr.stages import ENCODERS, REFINED, START, Stages
+from its2clr.stages import ENCODERS, END_TO_END, REFINED, START, Stages
 
 
 @dataclass(frozen=True)
@@ -41,55 +46,76 @@ class Scores:
 
 
 def evaluate(stages: Stages) -> dict[str, Any]:
-    """Measure the start and the refined encoder on the test bags, and write what was found into the run.
+    """Measure every trained pair of encoder and aggregator on the test bags, and write what was found into the run.
 
-    Leaves `results.json`, `predictions.parquet` (one row per test instance and encoder) and
-    `bag_predictions.csv`. Does nothing but read when it was done before.
+    Leaves `results.json`, `predictions.parquet` (one row per test instance and pair) and `bag_predictions.csv`. Does
+    nothing but read when it was done before and nothing was trained since.
 
     Returns:
         The content of `results.json`.
+
+    Raises:
+        InputError: No aggregator is trained yet.
     """
     run = stages.run
-    if run.done("evaluate") is not None:
+    pairs = stages.trained()
+    if not pairs:
+        raise InputError(f"{run.path}: nothing to evaluate yet; run `its2clr fit` or `its2clr aggregate` on it first")
+    if (run.done("evaluate") or {}).get("models") == [" ".join(pair) for pair in pairs]:
         stages.engine.say("evaluate: already done")
         results: dict[str, Any] = read_json(run.path / "results.json")
         return results
     cohort = Cohort.open(run.cohort)
     run.check_cohort(cohort.tile_size)
     unlabelled = {name: cohort.split(name).without_labels() for name in ("val", "test")}
-    scores = {
-        encoder: {name: predict(stages, encoder, part) for name, part in unlabelled.items()} for encoder in ENCODERS
-    }
-    health = _health(stages, predict(stages, REFINED, cohort.split("train").without_labels()))
+    scores = {pair: {name: predict(stages, *pair, part) for name, part in unlabelled.items()} for pair in pairs}
+    own = run.config.aggregator.name
+    refined = (REFINED, own) in pairs
+    health = _health(stages, predict(stages, REFINED, own, cohort.split("train").without_labels())) if refined else None
     # Every model is frozen and every score written down: from here on test labels may be read.
     validation, test = cohort.split("val"), cohort.split("test")
-    config = run.config
-    results = {
-        encoder: {
-            "test": measure(test, parts["test"], validation, parts["val"], config.evaluation.bootstrap, config.seed)
-        }
-        for encoder, parts in scores.items()
-    }
+    config = run.config.evaluation
+    results = {}
+    for (encoder, aggregator), parts in scores.items():
+        found = measure(test, parts["test"], validation, parts["val"], config.bootstrap, run.config.seed)
+        entry = results.setdefault(encoder, {})
+        if aggregator == own:
+            entry["test"] = found
+        else:
+            entry.setdefault("aggregators", {})[aggregator] = found
     if cohort.has_instance_labels:
-        for encoder in ENCODERS:
+        for encoder in list(results):
             results[encoder] |= represent_quality(stages, encoder, cohort)
     results |= {
         "cohort": {"path": str(run.cohort), **describe(cohort)},
-        "aggregator": config.aggregator.name,
-        "refine": _best_round(run.path),
-        "rounds": _rounds(stages, cohort.split("train")),
-        "health": health,
+        "aggregator": own,
+        "method": refinement_name(run.config.refine),
+        "seconds": _seconds(run.path),
     }
+    if health is not None:
+        results |= {"refine": _best_round(run.path), "rounds": _rounds(stages, cohort.split("train")), "health": health}
     if stages.engine.is_writer:
         write_json(run.path / "results.json", results)
-        _write_predictions(run.path, test, {encoder: parts["test"] for encoder, parts in scores.items()})
-    run.mark_done("evaluate")
+        _write_predictions(run.path, test, {pair: parts["test"] for pair, parts in scores.items()})
+    run.mark_done("evaluate", models=[" ".join(pair) for pair in pairs])
     return results
 
 
-def predict(stages: Stages, encoder: str, cohort: Cohort) -> Scores:
-    """Scores of an encoder's retrained aggregators for the bags of a cohort."""
-    return Scores.from_predictions(stages.aggregate(encoder).predict(stages.features(encoder, cohort)))
+def predict(stages: Stages, encoder: str, aggregator: str, cohort: Cohort) -> Scores:
+    """Scores of an encoder's trained aggregators for the bags of a cohort."""
+    trained = stages.aggregate(encoder, aggregator)
+    return Scores.from_predictions(trained.predict(stages.features(encoder, cohort)))
+
+
+def refinement_name(config: RefineConfig) -> str:
+    """What the settings of a refinement amount to, in the paper's words."""
+    if config.labels == "ground_truth":
+        return "Ground-truth finetuning"
+    without = [word for word, on in (("iteration", config.iterative), ("self-pacing", config.self_paced)) if not on]
+    name = {"supervised_contrastive": "ItS2CLR", "cross_entropy": "Cross-entropy"}.get(
+        config.objective, config.objective
+    )
+    return f"{name} without {' and '.join(without)}" if without else name
 
 
 def measure(
@@ -182,6 +208,16 @@ def _round_tables(run: Path) -> list[tuple[dict[str, Any], pd.DataFrame]]:
     return [(read_json(f / "metrics.json"), pd.read_parquet(f / "pseudo_labels.parquet")) for f in folders]
 
 
+def _seconds(run: Path) -> dict[str, float]:
+    """Seconds of training by stage, over all starts of the run."""
+    path = run / "metrics.jsonl"
+    seconds: dict[str, float] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        entry = json.loads(line)
+        seconds[entry["stage"]] = seconds.get(entry["stage"], 0.0) + entry.get("seconds", 0.0)
+    return seconds
+
+
 def _best_round(run: Path) -> dict[str, Any]:
     metrics = [found for found, _ in _round_tables(run)]
     best = max(metrics, key=lambda found: (found["validation_auc"], found["epoch"]))
@@ -189,14 +225,22 @@ def _best_round(run: Path) -> dict[str, Any]:
 
 
 def _rounds(stages: Stages, train: Cohort) -> list[dict[str, Any]]:
-    """What each round found; with ground truth also how good its instance probabilities were (training bags)."""
+    """What each round found, on the training bags; with ground truth also how good it was.
+
+    `instance_auc` and `instance_max_f1` are of the round's instance probabilities, `precision` and `recall` of the
+    pseudo-positives that the epoch after the round trains with.
+    """
     truth = train.instance_labels() if train.has_instance_labels else None
     rounds = []
     for metrics, table in _round_tables(stages.run.path):
         entry = dict(metrics)
         if truth is not None and _both_classes(truth):
-            quality = instance_metrics(truth, table["probability"].to_numpy())
-            entry |= {"instance_auc": quality["auc"], "instance_max_f1": quality["max_f1"]}
+            selected = table["selected"].to_numpy()
+            quality = pseudo_label_quality(
+                truth, table["probability"].to_numpy(), np.flatnonzero(selected == 1), np.flatnonzero(selected == -1)
+            )
+            entry |= {"instance_auc": quality.pop("auc"), "instance_max_f1": quality.pop("max_f1")}
+            entry |= {name: value for name, value in quality.items() if math.isfinite(value)}
         rounds.append(entry)
     return rounds
 
@@ -213,17 +257,18 @@ def _health(stages: Stages, final: Scores) -> dict[str, Any]:
     return {**report, "final": last["rounds"][0], "warnings": warnings_of(last)}
 
 
-def _write_predictions(run: Path, test: Cohort, scores: dict[str, Scores]) -> None:
+def _write_predictions(run: Path, test: Cohort, scores: dict[tuple[str, str], Scores]) -> None:
     bag = test.bag_index()
     coords = test.coords()
     truth = test.instance_labels() if test.has_instance_labels else np.full(len(bag), -1, dtype=np.int8)
     tables, bag_tables = [], []
-    for encoder, found in scores.items():
+    for (encoder, aggregator), found in scores.items():
         bag_probability = found.bags.mean(axis=0)
         tables.append(
             pd.DataFrame(
                 {
                     "encoder": encoder,
+                    "aggregator": aggregator,
                     "bag_id": test.bags["bag_id"].to_numpy()[bag],
                     "instance": np.arange(len(bag)) - test.offsets()[bag],
                     "name": test.names(),
@@ -235,7 +280,11 @@ def _write_predictions(run: Path, test: Cohort, scores: dict[str, Scores]) -> No
                 }
             )
         )
-        bag_tables.append(test.bags[["bag_id", "label", "group"]].assign(encoder=encoder, probability=bag_probability))
+        bag_tables.append(
+            test.bags[["bag_id", "label", "group"]].assign(
+                encoder=encoder, aggregator=aggregator, probability=bag_probability
+            )
+        )
     with atomic_path(run / "predictions.parquet") as temporary:
         pd.concat(tables).to_parquet(temporary, index=False)
     with atomic_path(run / "bag_predictions.csv") as temporary:
@@ -244,11 +293,16 @@ def _write_predictions(run: Path, test: Cohort, scores: dict[str, Scores]) -> No
 
 def results_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Rows of the closing table: model, test bag AUC, test instance AUC; each mean (deviation) [interval]."""
-    names = {START: f"SimCLR + {results['aggregator']}", REFINED: f"ItS2CLR + {results['aggregator']}"}
-    return [
-        (names[encoder], _cell(results[encoder]["test"], "bag_auc"), _cell(results[encoder]["test"], "instance_auc"))
-        for encoder in ENCODERS
-    ]
+    names = {START: "SimCLR", REFINED: results["method"], END_TO_END: "End to end"}
+    rows = []
+    for encoder in (name for name in ENCODERS if name in results):
+        found = {results["aggregator"]: results[encoder].get("test")} | results[encoder].get("aggregators", {})
+        rows += [
+            (f"{names[encoder]} + {aggregator}", _cell(entry, "bag_auc"), _cell(entry, "instance_auc"))
+            for aggregator, entry in found.items()
+            if entry is not None
+        ]
+    return rows
 
 
 def _cell(found: dict[str, Any], metric: str) -> str:

@@ -18,9 +18,9 @@ from its2clr.engine.devices import Engine
 from its2clr.engine.files import atomic_path
 from its2clr.engine.guard import CollapseGuard
 from its2clr.engine.rundir import RunDirectory, TrainingState
-from its2clr.refine.objectives import prepare_objective
+from its2clr.refine.objectives import find_objective
 from its2clr.refine.rounds import Bags, aggregator_seeds, run_round, save_round
-from its2clr.refine.sampling import epoch_batches
+from its2clr.refine.sampling import epoch_batches, epoch_pools
 from its2clr.training import cosine_or_constant, make_optimiser, train_epoch
 
 REFINED = "encoder-its2clr"
@@ -60,8 +60,9 @@ def refine(
     Raises:
         TrainingError: The loss became not-a-number or the representation collapsed.
     """
-    learner, objective = prepare_objective(network, config, seed)
-    wrapped, optimiser = engine.set_up(learner.to(engine.device), make_optimiser(learner, config))
+    prepared = find_objective(config.objective)(network, config, seed)
+    learner = prepared.network.to(engine.device)
+    wrapped, optimiser = engine.set_up(learner, make_optimiser(learner, config))
     state = TrainingState(run, "refine", learner, optimiser)
     seeds = aggregator_seeds(seed, config.aggregator_seeds)
     batch_size = engine.divisible_batch_size("refine", config.batch_size)
@@ -84,24 +85,27 @@ def refine(
                 if improved:
                     save_network(run.checkpoint(CANDIDATE.format(epoch=epoch)), network, run.config, dict(state.notes))
                 notes = {"epoch": epoch, "improved": improved, "pseudo_labels_replaced": replaced}
-                save_round(run.path / "rounds" / f"{epoch:03d}", found, train, config.threshold, notes)
-            run.log("round", epoch, config.epochs, {"validation_auc": found.validation_auc, "replaced": replaced})
+                pools = epoch_pools(state.tensors["probabilities"], train, config, min(epoch + 1, config.epochs))
+                save_round(run.path / "rounds" / f"{epoch:03d}", found, train, config.threshold, pools, notes)
+            logged = {"validation_auc": found.validation_auc, "replaced": replaced, "seconds": found.seconds}
+            run.log("round", epoch, config.epochs, logged)
         if epoch == config.epochs:
             break
-        batches = epoch_batches(state.tensors["probabilities"], train, config, epoch + 1, steps, batch_size, seed)
+        pools = epoch_pools(state.tensors["probabilities"], train, config, epoch + 1)
+        batches = epoch_batches(pools, config, epoch + 1, steps, batch_size, seed)
         rates = cosine_or_constant(config, epoch, config.epochs, steps)
         result = train_epoch(  # line 16
             wrapped,
             optimiser,
             train.tiles,
             batches,
-            objective,
+            prepared.loss,
             config.views,
             engine,
             rates,
             (seed, "refine", epoch + 1),
         )
-        if config.objective == "supervised_contrastive":
+        if prepared.contrastive:
             guard.check(epoch + 1, result.loss, result.spread)
         run.log("refine", epoch + 1, config.epochs, vars(result))
         state.save(epoch + 1, last=epoch + 1 == config.epochs)

@@ -1,5 +1,6 @@
 """One round of Algorithm 1: features, aggregator, validation AUC, instance probabilities (lines 3 to 9)."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,7 @@ from its2clr.engine.devices import Engine
 from its2clr.engine.files import atomic_path, write_json
 from its2clr.engine.seeds import derive_seed
 from its2clr.engine.tiles import TileStore
-from its2clr.refine.pseudo_labels import pseudo_labels
+from its2clr.refine.pseudo_labels import Pools, pseudo_labels
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,13 @@ class Round:
     Attributes:
         validation_auc: Bag-level AUC on the validation bags, mean over the round's aggregators.
         probabilities: (aggregators, N) instance probabilities of the training instances.
+        seconds: How long it took.
         aggregators: The trained aggregators; only in the first process.
     """
 
     validation_auc: float
     probabilities: NDArray[np.float32]
+    seconds: float
     aggregators: TrainedAggregators | None
 
 
@@ -95,6 +98,7 @@ def run_round(
 
     The aggregators are trained by the first process, the others receive what it found.
     """
+    started = time.perf_counter()
     train_features = train.features(encoder, engine)
     validation_features = validation.features(encoder, engine)
     trained: list[TrainedAggregators] = []
@@ -105,7 +109,7 @@ def run_round(
         return float(np.mean(trained[0].validation_auc)), probabilities
 
     validation_auc, probabilities = engine.on_writer(train_them)
-    return Round(validation_auc, probabilities, trained[0] if trained else None)
+    return Round(validation_auc, probabilities, time.perf_counter() - started, trained[0] if trained else None)
 
 
 def aggregator_seeds(seed: int, count: int) -> list[int]:
@@ -113,8 +117,19 @@ def aggregator_seeds(seed: int, count: int) -> list[int]:
     return [derive_seed(seed, "aggregator", number) % 2**31 for number in range(count)]
 
 
-def save_round(folder: Path, round_: Round, train: Bags, threshold: float, notes: dict[str, Any]) -> None:
-    """Write a round's pseudo labels, aggregators and numbers."""
+def save_round(
+    folder: Path, round_: Round, train: Bags, threshold: float, selected: Pools, notes: dict[str, Any]
+) -> None:
+    """Write a round's pseudo labels, aggregators and numbers.
+
+    Args:
+        folder: Folder of the round.
+        round_: What it found.
+        train: The training bags.
+        threshold: eta.
+        selected: What the epoch after the round trains with (after the last round: what the last epoch did).
+        notes: More numbers.
+    """
     bag = train.bag_of_instance
     mean = round_.probabilities.mean(axis=0)
     in_positive_bag = train.labels[bag].astype(bool)
@@ -126,6 +141,9 @@ def save_round(folder: Path, round_: Round, train: Bags, threshold: float, notes
             "pseudo_label": pseudo_labels(mean, in_positive_bag, bag, threshold).astype(np.int8),
         }
     )
+    table["selected"] = np.zeros(len(bag), dtype=np.int8)
+    table.loc[selected.pseudo_positive, "selected"] = 1
+    table.loc[selected.pseudo_negative, "selected"] = -1
     for number, values in enumerate(round_.probabilities):
         table[f"probability_{number}"] = values
     with atomic_path(folder / "pseudo_labels.parquet") as temporary:

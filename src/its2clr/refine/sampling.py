@@ -16,38 +16,44 @@ from its2clr.refine.rounds import Bags
 from its2clr.training import Batches
 
 
-def epoch_batches(
-    probabilities: Tensor,
-    train: Bags,
-    config: RefineConfig,
-    epoch: int,
-    steps: int,
-    batch_size: int,
-    seed: int,
-) -> Batches:
-    """The batches of an epoch (1 to T) as section 3.2 samples them.
+def epoch_pools(probabilities: Tensor, train: Bags, config: RefineConfig, epoch: int) -> Pools:
+    """The instances an epoch (1 to T) may use, as section 3.2 selects them.
 
-    Self-paced: in the warm-up, anchors from one clean pool against all pseudo-positives; after it everything from
-    the most confident share r. Without self-pacing, and with true labels: every label from the first epoch on.
+    Self-paced: in the warm-up, all pseudo-positives against the negative bags; after it the most confident share r.
+    Without self-pacing, and with true labels: every label from the first epoch on.
     """
     pacing = Pacing(config.initial_ratio, config.final_ratio, config.warmup_epochs, config.epochs)
-    paced = config.self_paced and config.labels == "pseudo"
-    warming_up = paced and epoch <= config.warmup_epochs
+    warming_up = is_warm_up(config, epoch)
     bag = train.bag_of_instance
     pools = partition(
         probabilities.numpy(),
         train.labels[bag],
         config.threshold,
-        ratio=pacing.ratio(epoch) if paced and not warming_up else 1.0,
+        ratio=pacing.ratio(epoch) if is_paced(config) and not warming_up else 1.0,
         bag_ids=bag,
     )
+    return pools._replace(pseudo_negative=pools.pseudo_negative[:0]) if warming_up else pools
+
+
+def is_paced(config: RefineConfig) -> bool:
+    """Whether pseudo labels are taken up by confidence; true labels need no pacing."""
+    return config.self_paced and config.labels == "pseudo"
+
+
+def is_warm_up(config: RefineConfig, epoch: int) -> bool:
+    """Whether an epoch (1 to T) belongs to the warm-up."""
+    return is_paced(config) and epoch <= config.warmup_epochs
+
+
+def epoch_batches(pools: Pools, config: RefineConfig, epoch: int, steps: int, batch_size: int, seed: int) -> Batches:
+    """The batches of an epoch (1 to T)."""
     return sample_batches(
         pools,
         steps,
         batch_size,
         config.positive_fraction,
         numpy_generator(seed, "refine batches", epoch),
-        warmup_anchors=config.warmup_anchors if warming_up else None,
+        warmup_anchors=config.warmup_anchors if is_warm_up(config, epoch) else None,
     )
 
 
