@@ -46,6 +46,7 @@ SetOption = Annotated[
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 SizeName = Literal["tiny", "small", "medium", "large"]
 SizeOption = Annotated[SizeName, typer.Option(help="Size of the cohort: small suits a CPU, medium and large a GPU.")]
+BudgetName = Literal["smoke", "quick", "paper"]
 EncodingName = Literal["jpeg", "png"]
 ResizeName = Literal["bilinear", "nearest", "bicubic"]
 UnlabelledOption = Annotated[
@@ -184,6 +185,63 @@ def end_to_end(
 def evaluate(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Measure a finished run on its test bags; the only command that reads test labels."""
     _evaluate(_stages(None, run, None, None))
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Labels as in the paper's source, or `all`.")
+    ] = None,
+    cohort: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Folder of a cohort; `DATASET=FOLDER` for one dataset of the paper (camelyon16, breast-ultrasound, "
+            "tcga-egfr, ...); may be repeated. Without any, the embedded cohort of the budget is drawn."
+        ),
+    ] = None,
+    budget: Annotated[BudgetName, typer.Option(help="How much to train: smoke tries the structure in minutes.")] = (
+        "quick"
+    ),
+    seeds: Annotated[int | None, typer.Option(min=1, help="Training seeds; default: the budget's.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of runs and tables; what is there is not done again.")] = Path(
+        "runs/reproduce"
+    ),
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs side by side; default: one per GPU, two on a CPU.")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe to use instead of the budget's settings.")] = None,
+    settings: SetOption = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the tables and figures, and stop.")] = False,
+) -> None:
+    """Make tables and figures of the paper on your cohort, with the paper's numbers beside.
+
+    Runs that several of them share are trained once, and kept for the next call. Each table or figure becomes a
+    folder with README.md, table.csv, result.json and plot.png; `results.md` is the page of all that were asked for.
+
+    Example: `its2clr reproduce tab:aggregator_results fig:training_process --cohort cohorts/mine --seeds 3`
+    """
+    from its2clr.config import parse_override
+    from its2clr.experiments.reproduce import default_workers, embedded_cohort, parse_cohorts
+    from its2clr.experiments.reproduce import reproduce as reproduce_
+    from its2clr.experiments.spec import experiments, select
+
+    if list_ or not names:
+        for spec in experiments().values():
+            console.print(f"{spec.label:<24} {spec.title}", markup=False, soft_wrap=True)
+        return
+    select(names)
+    page = reproduce_(
+        names,
+        parse_cohorts(cohort) if cohort else {"": embedded_cohort(budget, out)},
+        out,
+        budget=budget,
+        seeds=seeds,
+        workers=workers or default_workers(),
+        recipe=recipe,
+        overrides=dict(parse_override(text) for text in settings or []),
+        say=lambda text: console.print(text, markup=False, soft_wrap=True),
+    )
+    console.print(f"page: {page}", markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Settings of every stage: pydantic models that refuse unknown keys, recipes, and `key=value` overrides."""
 
+import copy
 import difflib
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -241,7 +242,7 @@ def resolve_config(
     """
     values = read_recipe(recipe) if recipe is not None else base or {}
     for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides):
-        _put(values, key.split("."), value)
+        _put(values, key.split("."), copy.deepcopy(value))
     return validate_config(values, str(recipe or ("of the run" if base else "defaults")))
 
 

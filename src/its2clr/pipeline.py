@@ -19,6 +19,8 @@ def open_run(
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     quiet: bool = False,
+    engine: Engine | None = None,
+    write_features: bool = True,
 ) -> Stages:
     """Open or begin a run.
 
@@ -28,6 +30,8 @@ def open_run(
         recipe: Recipe name or file; None keeps the settings of a run that has begun, else takes the paper's.
         overrides: Settings that replace some of these.
         quiet: Say nothing.
+        engine: An engine to work with; None makes one from the settings.
+        write_features: Whether features are written to the run, or only held in memory.
 
     Raises:
         InputError: The settings are wrong, or differ from those the run was begun with.
@@ -38,7 +42,7 @@ def open_run(
     base = saved[0].model_dump(mode="json") if saved is not None and recipe is None else None
     config = resolve_config(recipe, overrides, base)
     import_plugins(config.plugins)
-    engine = Engine(config.engine)
+    engine = engine or Engine(config.engine)
     if quiet:
         engine.bars.enabled = False
-    return Stages(RunDirectory(run, config, cohort, engine), engine)
+    return Stages(RunDirectory(run, config, cohort, engine), engine, write_features=write_features)

@@ -47,10 +47,13 @@ class Stages:
     Args:
         run: The run directory; a finished stage is not done again.
         engine: Device and processes.
+        write_features: Whether features are written to the run, or only held in memory.
     """
 
-    def __init__(self, run: RunDirectory, engine: Engine) -> None:
+    def __init__(self, run: RunDirectory, engine: Engine, *, write_features: bool = True) -> None:
         self.run, self.engine, self.config = run, engine, run.config
+        self._write_features = write_features
+        self._held: dict[tuple[str, ...], torch.Tensor] = {}
         self._seen: set[str] = set()
         # A wrong name or option should not wait for the end of pretraining.
         create_aggregator(self.config.aggregator.name, 64, **self.config.aggregator.options)
@@ -181,20 +184,7 @@ class Stages:
             labels: Bag labels to attach, where the caller may know them.
         """
         self._require(encoder)
-        weights = self.run.checkpoint(f"encoder-{encoder}")
-        maker = f"{self.config.encoder.name} {encoder} {hash_files(weights)}"
-        folder = self.run.path / "features" / encoder
-        paths = [feature_path(folder, bag_id) for bag_id in cohort.bags["bag_id"]]
-        files = [read_feature_file(path) if path.is_file() else None for path in paths]
-        if self.engine.broadcast(any(file is None or file.encoder != maker for file in files)):
-            network = load_network(weights).to(self.engine.device)
-            tiles = self._tiles(cohort)
-            flat = extract_features(network.encoder, tiles, self.engine, self.config.engine.extract_batch_size)
-            if self.engine.is_writer:
-                write_features(cohort, flat.cpu().numpy(), folder, maker)
-        else:
-            flat = torch.from_numpy(np.concatenate([file.features for file in files if file is not None]))
-        self.engine.barrier()
+        flat = self._read_or_extract(encoder, cohort) if self._write_features else self._held_features(encoder, cohort)
         known = None if labels is None else torch.from_numpy(labels)
         return BagFeatures(flat.to(self.engine.device), torch.from_numpy(cohort.offsets()), known)
 
@@ -207,10 +197,7 @@ class Stages:
                 f"{cohort.path}: tiles of {cohort.tile_size} px, this run was trained on {wanted} px; pack these bags "
                 f"with --tile-size {wanted}"
             )
-        network = load_network(self.run.checkpoint(f"encoder-{encoder}")).to(self.engine.device)
-        tiles = self._tiles(cohort)
-        flat = extract_features(network.encoder, tiles, self.engine, self.config.engine.extract_batch_size)
-        return BagFeatures(flat, torch.from_numpy(cohort.offsets()))
+        return BagFeatures(self._extract(encoder, cohort), torch.from_numpy(cohort.offsets()))
 
     def fit(self) -> None:
         """Every stage of training, in order."""
@@ -243,6 +230,31 @@ class Stages:
         found = ", ".join(f"{auc:.3f}" for auc in trained.validation_auc)
         self.engine.say(f"{stage}: {config.name}, validation bag AUC of {len(seeds)} seeds: {found}")
         return trained
+
+    def _read_or_extract(self, encoder: str, cohort: Cohort) -> torch.Tensor:
+        maker = f"{self.config.encoder.name} {encoder} {hash_files(self.run.checkpoint(f'encoder-{encoder}'))}"
+        folder = self.run.path / "features" / encoder
+        paths = [feature_path(folder, bag_id) for bag_id in cohort.bags["bag_id"]]
+        files = [read_feature_file(path) if path.is_file() else None for path in paths]
+        if self.engine.broadcast(any(file is None or file.encoder != maker for file in files)):
+            flat = self._extract(encoder, cohort)
+            if self.engine.is_writer:
+                write_features(cohort, flat.cpu().numpy(), folder, maker)
+        else:
+            flat = torch.from_numpy(np.concatenate([file.features for file in files if file is not None]))
+        self.engine.barrier()
+        return flat
+
+    def _held_features(self, encoder: str, cohort: Cohort) -> torch.Tensor:
+        key = (encoder, *cohort.bags["bag_id"])
+        if key not in self._held:
+            self._held[key] = self._extract(encoder, cohort)
+        return self._held[key]
+
+    def _extract(self, encoder: str, cohort: Cohort) -> torch.Tensor:
+        network = load_network(self.run.checkpoint(f"encoder-{encoder}")).to(self.engine.device)
+        tiles = self._tiles(cohort)
+        return extract_features(network.encoder, tiles, self.engine, self.config.engine.extract_batch_size)
 
     def _tiles(self, cohort: Cohort) -> TileStore:
         """Tiles of a cohort; those of the training and validation bags are decoded once only."""

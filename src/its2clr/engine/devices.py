@@ -56,6 +56,8 @@ class Engine:
         self.rank = self.fabric.global_rank
         self.world_size = self.fabric.world_size
         self.bars = ProgressBar(enabled=self.is_writer)
+        self.memory: dict[Any, Any] | None = None
+        """Decoded tiles to be used by the next run too; None keeps nothing beyond a run."""
 
     @property
     def is_writer(self) -> bool:

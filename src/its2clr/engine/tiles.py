@@ -6,6 +6,9 @@ from torch import Tensor
 from its2clr.cohort import Cohort, load_tiles
 from its2clr.engine.devices import Engine
 
+SPLITS_KEPT = 3
+"""Splits an engine with a memory keeps decoded: those of one cohort."""
+
 
 class TileStore:
     """All tiles of a cohort as uint8, on the GPU when they fit into half of its free memory, else in host memory.
@@ -24,10 +27,19 @@ class TileStore:
 
     @classmethod
     def from_cohort(cls, cohort: Cohort, engine: Engine) -> "TileStore":
-        """Decode a cohort's tiles in parallel."""
+        """Decode a cohort's tiles in parallel; or take them from the engine's memory, where it keeps some."""
+        key = (cohort.path.resolve(), tuple(cohort.bags["bag_id"]))
+        if engine.memory is not None and key in engine.memory:
+            kept: TileStore = engine.memory[key]
+            return kept
         with engine.progress("decode", cohort.n_instances, "tiles") as progress:
             images = load_tiles(cohort, progress=progress.reach)
-        return cls(torch.from_numpy(images), engine.device)
+        store = cls(torch.from_numpy(images), engine.device)
+        if engine.memory is not None:
+            while len(engine.memory) >= SPLITS_KEPT:
+                engine.memory.pop(next(iter(engine.memory)))
+            engine.memory[key] = store
+        return store
 
     def __len__(self) -> int:
         return len(self.images)

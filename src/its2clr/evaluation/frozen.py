@@ -45,11 +45,15 @@ class Scores:
         return cls(predictions.bag_probability, expit(predictions.instance_logit.astype(np.float64)))
 
 
-def evaluate(stages: Stages) -> dict[str, Any]:
+def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     """Measure every trained pair of encoder and aggregator on the test bags, and write what was found into the run.
 
     Leaves `results.json`, `predictions.parquet` (one row per test instance and pair) and `bag_predictions.csv`. Does
     nothing but read when it was done before and nothing was trained since.
+
+    Args:
+        stages: The run.
+        of_features: Whether class separation and linear probe are measured too; the probe takes a while.
 
     Returns:
         The content of `results.json`.
@@ -61,7 +65,9 @@ def evaluate(stages: Stages) -> dict[str, Any]:
     pairs = stages.trained()
     if not pairs:
         raise InputError(f"{run.path}: nothing to evaluate yet; run `its2clr fit` or `its2clr aggregate` on it first")
-    if (run.done("evaluate") or {}).get("models") == [" ".join(pair) for pair in pairs]:
+    notes = {"models": [" ".join(pair) for pair in pairs], "of_features": of_features}
+    done = run.done("evaluate") or {}
+    if done.get("models") == notes["models"] and (done["of_features"] or not of_features):
         stages.engine.say("evaluate: already done")
         results: dict[str, Any] = read_json(run.path / "results.json")
         return results
@@ -83,7 +89,7 @@ def evaluate(stages: Stages) -> dict[str, Any]:
             entry["test"] = found
         else:
             entry.setdefault("aggregators", {})[aggregator] = found
-    if cohort.has_instance_labels:
+    if cohort.has_instance_labels and of_features:
         for encoder in list(results):
             results[encoder] |= represent_quality(stages, encoder, cohort)
     results |= {
@@ -97,7 +103,7 @@ def evaluate(stages: Stages) -> dict[str, Any]:
     if stages.engine.is_writer:
         write_json(run.path / "results.json", results)
         _write_predictions(run.path, test, {pair: parts["test"] for pair, parts in scores.items()})
-    run.mark_done("evaluate", models=[" ".join(pair) for pair in pairs])
+    run.mark_done("evaluate", **notes)
     return results
 
 

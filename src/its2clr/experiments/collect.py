@@ -1,0 +1,185 @@
+"""The numbers of an experiment, from the results of its runs: mean and spread over seeds, and why some are missing."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from its2clr.aggregators.trained import TrainedAggregators
+from its2clr.engine.files import read_json
+from its2clr.errors import InputError
+from its2clr.experiments.metrics import ENCODER_OF_STAGE, Value, read_metric
+from its2clr.experiments.plan import Job, Planner
+from its2clr.experiments.spec import Cell, Experiment, Number
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found for a cell.
+
+    Attributes:
+        mean: Mean over seeds; None where there is no number.
+        spread: Standard deviation over seeds; with one seed, over retrainings; None where neither has two.
+        over: What the spread is over.
+        values: The number of each seed.
+        reason: Why there is no number, or why seeds are missing.
+    """
+
+    mean: float | None = None
+    spread: float | None = None
+    over: str | None = None
+    values: list[float] = field(default_factory=list)
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a curve: mean and deviation over seeds."""
+
+    x: float
+    mean: float
+    spread: float
+
+
+@dataclass
+class Collector:
+    """Reads the numbers of cells.
+
+    Attributes:
+        planner: Knows the job of a cell.
+        out: Folder of the runs.
+        seeds: Training seeds.
+        failures: Why jobs failed.
+    """
+
+    planner: Planner
+    out: Path
+    seeds: int
+    failures: Mapping[Job, str]
+
+    def cell(self, cell: Cell, scale: float) -> Found:
+        """The number of a cell in the paper's unit."""
+        if cell.missing is not None:
+            return Found(reason=cell.missing)
+        if cell.setting is not None:
+            setting = float(self.planner.setting(cell))
+            return Found(setting, None, None, [setting])
+        assert cell.metric is not None
+        values: list[Value] = []
+        reasons: list[str] = []
+        for seed in range(self.seeds):
+            try:
+                job = self.planner.job(cell, seed)
+            except InputError as error:
+                return Found(reason=str(error))
+            results = self.results(job)
+            if results is None:
+                reasons.append(f"seed {seed}: {self.failures.get(job, 'not run')}")
+                continue
+            value = read_metric(
+                results,
+                job.stage,
+                cell.metric,
+                self.planner.other(job, cell.aggregator),
+                cell.round,
+                self._pretrain_seconds(job),
+            )
+            if value is None or math.isnan(value.mean):
+                reasons.append(f"seed {seed}: needs instance labels of both classes in every split")
+            else:
+                values.append(value)
+        return _summary(values, scale, "; ".join(reasons) or None)
+
+    def cells(self, spec: Experiment) -> dict[tuple[str, str], Found]:
+        """The numbers of a table."""
+        return {place: self.cell(cell, spec.scale) for place, cell in spec.cells().items()}
+
+    def sweep(self, spec: Experiment) -> dict[tuple[str, str], dict[str, Found]]:
+        """Bag and instance AUC of every value of a sweep."""
+        return {
+            place: {
+                metric: self.cell(cell.with_(Cell(metric=metric)), spec.scale) for metric in ("bag_auc", "instance_auc")
+            }
+            for place, cell in spec.cells().items()
+        }
+
+    def rounds(self, cell: Cell, field_: str) -> list[Point]:
+        """A number of every round by its epoch."""
+        found = [self.results(self.planner.job(cell, seed)) for seed in range(self.seeds)]
+        curves = [{entry["epoch"]: entry.get(field_) for entry in results["rounds"]} for results in found if results]
+        return _points(curves)
+
+    def training(self, cell: Cell, field_: str) -> list[Point]:
+        """`train_loss`, `validation_loss` or `validation_auc` by training step, of an aggregator or end to end."""
+        curves = []
+        for seed in range(self.seeds):
+            job = self.planner.job(cell, seed)
+            if self.results(job) is not None:
+                folder = job.folder(self.out)
+                curves.append(_end_to_end(folder, field_) if job.stage == "end_to_end" else _aggregator(folder, field_))
+        return _points(curves)
+
+    def results(self, job: Job) -> dict[str, Any] | None:
+        """Results of a job's run; None where it failed or was not run."""
+        path = job.folder(self.out) / "results.json"
+        if job in self.failures or not path.is_file():
+            return None
+        results: dict[str, Any] = read_json(path)
+        return results
+
+    def _pretrain_seconds(self, job: Job) -> float:
+        start = self.results(job.start) if job.start is not None else None
+        return 0.0 if start is None else float(start["seconds"].get("pretrain", 0.0))
+
+
+def paper_number(spec: Experiment, row: str, column: str) -> Number:
+    """The paper's number of a cell."""
+    return spec.paper[row][list(spec.columns).index(column)]
+
+
+def encoder_of(job: Job) -> str:
+    """Name of the encoder a job is about."""
+    return ENCODER_OF_STAGE[job.stage]
+
+
+def _summary(values: list[Value], scale: float, reason: str | None) -> Found:
+    if not values:
+        return Found(reason=reason)
+    means = [value.mean * scale for value in values]
+    spread, over = None, None
+    if len(means) > 1:
+        spread, over = float(np.std(means, ddof=1)), "seeds"
+    elif values[0].std is not None:
+        spread, over = values[0].std * scale, "retrainings"
+    return Found(float(np.mean(means)), spread, over, means, reason)
+
+
+def _points(curves: list[dict[float, float | None]]) -> list[Point]:
+    points = []
+    for x in sorted({x for curve in curves for x in curve}):
+        values = [value for curve in curves if (value := curve.get(x)) is not None]
+        if values:
+            points.append(Point(x, float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0))
+    return points
+
+
+def _end_to_end(folder: Path, field_: str) -> dict[float, float | None]:
+    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    name = "loss" if field_ == "train_loss" else field_
+    return {line["steps"]: line[name] for line in lines if line["stage"] == "end_to_end"}
+
+
+def _aggregator(folder: Path, field_: str) -> dict[float, float | None]:
+    """Mean over retrainings; one step is one optimiser step over `bags_per_step` bags."""
+    from its2clr.engine.rundir import read_run_config
+
+    saved = read_run_config(folder)
+    assert saved is not None
+    bags = read_json(folder / "results.json")["cohort"]["splits"]["train"]["bags"]
+    steps = math.ceil(bags / saved[0].aggregator.bags_per_step)
+    history = TrainedAggregators.load(folder / "aggregators" / "simclr.safetensors").history
+    return {record["epoch"] * steps: float(np.mean(record[field_])) for record in history}  # type: ignore[literal-required]

@@ -1,0 +1,88 @@
+"""What a cell may show: names of metrics, and where they are in the results of a run."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from its2clr.errors import InputError
+from its2clr.stages import END_TO_END, REFINED, START
+
+ENCODER_OF_STAGE = {"pretrain": START, "refine": REFINED, "end_to_end": END_TO_END}
+
+_OF_MODEL = {
+    **{f"bag_{name}": ("bag", name) for name in ("auc", "auprc")},
+    **{f"instance_{name}": ("instance", name) for name in ("auc", "auprc", "max_f1", "dice", "iou")},
+}
+_OF_FEATURES = {
+    **{f"probe_{name}": ("linear_probe", name) for name in ("auc", "auprc", "max_f1", "dice", "bag_auc")},
+    **{
+        f"{split}_{name}": ("class_separation", split, name)
+        for split in ("train", "test")
+        for name in ("inter_class_distance", "positive_deviation", "negative_deviation")
+    },
+}
+_OF_ROUND = {"training_instance_auc": "instance_auc", "training_instance_max_f1": "instance_max_f1"}
+_OF_TIME = {"refine_time_share", "round_time_share"}
+
+
+class Value(NamedTuple):
+    """A number of one run, with its deviation over retrainings where it has one."""
+
+    mean: float
+    std: float | None = None
+
+
+def of_features(metric: str | None) -> bool:
+    """Whether a metric is of the frozen features themselves, not of a model on them."""
+    return metric in _OF_FEATURES
+
+
+def read_metric(
+    results: Mapping[str, Any], stage: str, metric: str, aggregator: str | None, round_: str, pretrain_seconds: float
+) -> Value | None:
+    """A metric in the results of a run; None where the cohort has no instance labels to measure it with.
+
+    Args:
+        results: Content of results.json.
+        stage: Stage of the run.
+        metric: Name of the metric.
+        aggregator: Name of an aggregator other than the run's own, or None.
+        round_: "first" or "best", for metrics of a round.
+        pretrain_seconds: How long the pretraining it started from took.
+
+    Raises:
+        InputError: The metric has no such name.
+    """
+    if metric == "witness_rate":
+        return _value(results["cohort"].get("witness_rate"))
+    encoder = results[ENCODER_OF_STAGE[stage]]
+    if metric in _OF_MODEL:
+        found = encoder["test"] if aggregator is None else encoder["aggregators"][aggregator]
+        return _value(_at(found, _OF_MODEL[metric]))
+    if metric in _OF_FEATURES:
+        return _value(_at(encoder, _OF_FEATURES[metric]))
+    rounds = results.get("rounds", [])
+    if metric in _OF_ROUND:
+        best = max(rounds, key=lambda entry: (entry["validation_auc"], entry["epoch"]))
+        return _value((rounds[0] if round_ == "first" else best).get(_OF_ROUND[metric]))
+    if metric in _OF_TIME:
+        if not pretrain_seconds:
+            return None
+        seconds = results["seconds"]
+        spent = seconds["refine"] if metric == "refine_time_share" else seconds["round"] / len(rounds)
+        return Value(spent / pretrain_seconds)
+    raise InputError(f"no metric named {metric!r}")
+
+
+def _at(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    found: Any = values
+    for part in path:
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def _value(found: Any) -> Value | None:
+    if found is None:
+        return None
+    if isinstance(found, Mapping):
+        return Value(found["mean"], found["std"] if len(found["values"]) > 1 else None)
+    return Value(float(found))

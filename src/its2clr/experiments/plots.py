@@ -1,0 +1,184 @@
+"""Pictures of the experiments: ours and the paper's in colours and shapes that the colour-blind can tell apart."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from its2clr.engine.files import atomic_path
+from its2clr.experiments.collect import Found, Point, paper_number
+from its2clr.experiments.spec import Experiment
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+"""Okabe and Ito's palette."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINES = ("-", "--", "-.", ":")
+VISIBLE = 0.2
+"""Probability below which a tile of a map stays grey, as in the paper."""
+
+
+def draw_table(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Found]) -> None:
+    """One panel per row (or column) in which methods are compared: our mean with spread, the paper's number."""
+    by_rows = spec.methods == "rows"
+    panels, names = (spec.columns, list(spec.rows)) if by_rows else (spec.rows, list(spec.columns))
+    with figure(path, len(panels), height=0.32 * len(names) + 1.1) as axes:
+        for axis, panel in zip(axes, panels, strict=True):
+            for position, name in enumerate(names):
+                place = (name, panel) if by_rows else (panel, name)
+                ours, paper = found[place], paper_number(spec, *place)
+                axis.plot(paper.mean, position, "D", color=COLOURS[1], mfc="none", label="paper")
+                if ours.mean is not None:
+                    axis.errorbar(ours.mean, position, xerr=ours.spread, fmt="o", color=COLOURS[0], label="ours")
+            axis.set_yticks(range(len(names)), names if axis is axes[0] else [""] * len(names))
+            axis.set_ylim(len(names) - 0.5, -0.5)
+            axis.set_title(panel, fontsize=9)
+        _legend_once(axes[-1])
+
+
+def draw_sweep(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Mapping[str, Found]]) -> None:
+    """One panel per setting: bag and instance AUC over its values."""
+    with figure(path, len(spec.sweeps)) as axes:
+        for axis, (name, sweep) in zip(axes, spec.sweeps.items(), strict=True):
+            for number, (metric, title) in enumerate((("bag_auc", "bag AUC"), ("instance_auc", "instance AUC"))):
+                points = [(value, found[name, f"{value:g}"][metric]) for value in sweep.values]
+                known = [(value, one.mean, one.spread or 0.0) for value, one in points if one.mean is not None]
+                if known:
+                    x, mean, spread = zip(*known, strict=True)
+                    axis.errorbar(
+                        x, mean, spread, fmt=MARKERS[number] + LINES[number], color=COLOURS[number], label=title
+                    )
+            axis.set_xlabel(name)
+            axis.set_ylabel("test AUC (x 100)")
+        _legend_once(axes[-1])
+
+
+def draw_curves(
+    path: Path, panels: Mapping[str, Mapping[str, Sequence[Point]]], x_title: str, *, start: bool = False
+) -> None:
+    """One panel per quantity, one line with a band of one deviation per method.
+
+    Args:
+        path: Picture to write.
+        panels: Title of the vertical axis -> name of the line -> points.
+        x_title: Title of the horizontal axis.
+        start: Whether to draw the first point as a dashed line: what the features are before refinement.
+    """
+    with figure(path, len(panels)) as axes:
+        for axis, (title, lines) in zip(axes, panels.items(), strict=True):
+            for number, (name, points) in enumerate(lines.items()):
+                x = [point.x for point in points]
+                mean = np.array([point.mean for point in points])
+                spread = np.array([point.spread for point in points])
+                marker = MARKERS[number % len(MARKERS)] if len(points) < 30 else ""
+                style = "--" if name.endswith("(validation)") else "-"
+                colour = COLOURS[number % len(COLOURS)]
+                axis.plot(x, mean, marker + style, color=colour, label=name, markersize=4)
+                axis.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+            first = next((points[0].mean for points in lines.values() if points), None)
+            if start and first is not None:
+                axis.axhline(first, color="black", linestyle="--", linewidth=1, label="SimCLR features")
+            axis.set_xlabel(x_title)
+            axis.set_ylabel(title)
+        _legend_once(axes[-1])
+
+
+def draw_histogram(path: Path, table: pd.DataFrame, threshold: float, ratio: float) -> None:
+    """Instance probabilities of positive bags: parted by the threshold, and the share each side selects."""
+    with figure(path, 3) as axes:
+        bins = np.linspace(0, 1, 41)
+        axes[0].hist(table["probability"], bins=bins, color=COLOURS[7])
+        axes[0].axvline(threshold, color="black", linestyle="--", label=f"η = {threshold:g}")
+        axes[0].set_title("instances of positive bags", fontsize=9)
+        axes[0].legend(fontsize=8)
+        for axis, label, colour in ((axes[1], 0, COLOURS[0]), (axes[2], 1, COLOURS[1])):
+            values = np.sort(table.loc[table["pseudo_label"] == label, "probability"].to_numpy())
+            values = values if label == 0 else values[::-1]
+            axis.hist(values, bins=bins, color=colour)
+            if len(values):
+                cut = values[min(int(np.ceil(ratio * len(values))), len(values)) - 1]
+                axis.axvline(cut, color="black", linestyle=":", label=f"r = {ratio:g}")
+                axis.legend(fontsize=8)
+            axis.set_title(f"pseudo-{'positive' if label else 'negative'}", fontsize=9)
+        for axis in axes:
+            axis.set_yscale("log")
+            axis.set_xlabel("probability")
+
+
+def draw_maps(path: Path, bags: Mapping[str, Mapping[str, pd.DataFrame]], size: float) -> None:
+    """One row per bag, one panel per model: tiles coloured by probability, true positives outlined.
+
+    Args:
+        path: Picture to write.
+        bags: Name of the bag -> name of the model -> its instances (x, y, probability, label).
+        size: Side of a tile in the units of x and y.
+    """
+    models = list(next(iter(bags.values())))
+    with figure(path, len(models) + 1, rows=len(bags), width=1.7, height=1.9 * len(bags)) as axes:
+        for row, (bag, tables) in enumerate(bags.items()):
+            some = next(iter(tables.values()))
+            panels = {"Truth": (some["label"] == 1).to_numpy().astype(np.float64)}
+            panels |= {name: table["probability"].to_numpy() for name, table in tables.items()}
+            for column, (name, values) in enumerate(panels.items()):
+                axis = axes[row * (len(models) + 1) + column]
+                _tiles(axis, some, values, size)
+                axis.set_title(name if row == 0 else "", fontsize=8)
+                if column == 0:
+                    axis.set_ylabel(bag, fontsize=7)
+
+
+def draw_examples(path: Path, tiles: Sequence[tuple[NDArray[np.uint8], str]]) -> None:
+    """Some tiles with a word below each."""
+    with figure(path, len(tiles), width=1.6, height=1.9) as axes:
+        for axis, (image, words) in zip(axes, tiles, strict=True):
+            axis.imshow(image)
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.set_xlabel(words, fontsize=7)
+
+
+@contextmanager
+def figure(path: Path, panels: int, *, rows: int = 1, width: float = 2.9, height: float = 2.8) -> Iterator[list[Any]]:
+    """Axes of a figure that is written when the block ends."""
+    longest = 2.2 if rows == 1 else 0.4
+    drawn, grid = plt.subplots(
+        rows, panels, figsize=(width * panels + longest, height), squeeze=False, layout="constrained"
+    )
+    try:
+        yield list(grid.flat)
+        with atomic_path(path) as temporary:
+            drawn.savefig(temporary, dpi=110, format="png")
+    finally:
+        plt.close(drawn)
+
+
+def _tiles(axis: Any, table: pd.DataFrame, values: NDArray[np.float64], size: float) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    corners = table[["x", "y"]].to_numpy(float)
+    squares = [Rectangle((x, y), size, size) for x, y in corners]
+    shown = np.ma.masked_less(values, VISIBLE)
+    colours = mpl.colormaps["cividis"].with_extremes(bad="#dddddd")
+    axis.add_collection(PatchCollection(squares, array=shown, cmap=colours, clim=(0, 1), linewidth=0))
+    true = [square for square, label in zip(squares, table["label"], strict=True) if label == 1]
+    axis.add_collection(PatchCollection(true, facecolor="none", edgecolor="#D55E00", linewidth=0.6))
+    axis.set_xlim(corners[:, 0].min(), corners[:, 0].max() + size)
+    axis.set_ylim(corners[:, 1].max() + size, corners[:, 1].min())
+    axis.set_aspect("equal")
+    axis.set_xticks([])
+    axis.set_yticks([])
+
+
+def _legend_once(axis: Any) -> None:
+    handles, names = axis.get_legend_handles_labels()
+    unique = dict(zip(names, handles, strict=True))
+    if unique:
+        axis.legend(unique.values(), unique.keys(), fontsize=7)

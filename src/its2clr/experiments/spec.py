@@ -1,0 +1,257 @@
+"""What an experiment is: a table or figure of the paper as data, read from `specs/` and checked."""
+
+import difflib
+import re
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from its2clr.errors import InputError
+
+Stage = Literal["pretrain", "refine", "end_to_end"]
+Kind = Literal["table", "curves", "training", "sweep", "histogram", "maps", "examples", "drawing"]
+
+
+class Strict(BaseModel):
+    """A part of a spec; a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Resampling(Strict):
+    """How the given cohort is changed before anything is trained."""
+
+    keep_negatives: float = 1.0
+    keep_positives: float = 1.0
+    sub_bags: bool = False
+
+    @property
+    def name(self) -> str:
+        """Short name for folders; empty for the cohort as it is."""
+        parts = [f"neg{self.keep_negatives:g}"] * (self.keep_negatives < 1)
+        parts += [f"pos{self.keep_positives:g}"] * (self.keep_positives < 1) + ["sub-bags"] * self.sub_bags
+        return "-".join(parts)
+
+
+def _resampling(value: Any) -> Any:
+    return {"sub_bags": True} if value == "sub_bags" else value
+
+
+class Cell(Strict):
+    """Where a number comes from; a table's cell is its row's, its column's and the table's own keys together.
+
+    Attributes:
+        method: Name in methods.yaml.
+        dataset: Name in datasets.yaml: its settings and the cohort given for it.
+        cohort: Change of the cohort.
+        aggregator: Trained on the frozen features; None: the run's.
+        metric: Name in `its2clr.experiments.metrics`.
+        setting: Instead of a metric: the value of this setting.
+        round: Which round's instance predictions, for metrics of the training bags.
+        values: Further settings, by dotted key.
+        missing: Why there is no number.
+    """
+
+    method: str | None = None
+    dataset: str = "camelyon16"
+    cohort: Annotated[Resampling, BeforeValidator(_resampling)] = Resampling()
+    aggregator: str | None = None
+    metric: str | None = None
+    setting: str | None = None
+    round: Literal["first", "best"] = "best"
+    values: dict[str, Any] = Field(default_factory=dict)
+    missing: str | None = None
+
+    def with_(self, *parts: "Cell") -> "Cell":
+        """This cell with what the parts say instead; no two parts may say different things."""
+        merged: dict[str, Any] = {}
+        for part in parts:
+            for key, value in part.model_dump(exclude_unset=True).items():
+                if merged.setdefault(key, value) != value:
+                    raise ValueError(f"two values for {key}: {merged[key]!r} and {value!r}")
+        return Cell.model_validate(self.model_dump(exclude_unset=True) | merged)
+
+
+class Number(Strict):
+    """A number of the paper, with its deviation where it prints one."""
+
+    mean: float
+    std: float | None = None
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, int | float):
+        return {"mean": value}
+    if isinstance(value, str) and (match := re.fullmatch(r"([\d.]+) ± ([\d.]+)", value)):
+        return {"mean": float(match[1]), "std": float(match[2])}
+    return value
+
+
+class Sweep(Strict):
+    """One setting over several values."""
+
+    setting: str
+    values: list[float]
+
+
+class Experiment(Strict):
+    """A table or figure of the paper.
+
+    Attributes:
+        label: Its label in the paper's source.
+        title: What it shows.
+        kind: How it is put together and drawn.
+        paper_data: What the paper's numbers were measured on.
+        about: What a reader of the numbers should know.
+        scale: Factor from our numbers to the paper's unit.
+        digits: Decimals shown.
+        cell: What all cells have in common.
+        rows: Names and cells of the rows (tables).
+        columns: Names and cells of the columns (tables).
+        lines: Names and cells of the lines or panels (figures).
+        sweeps: Names and settings of the panels (sweeps).
+        y: Fields of a round and their axis titles (curves).
+        bags: Quantiles of the test bags shown (maps).
+        methods: Whether methods are compared along the columns or the rows.
+        reference: The row or column that the others are compared with.
+        paper: The paper's numbers by row.
+    """
+
+    label: str
+    title: str
+    kind: Kind
+    paper_data: str
+    about: str = ""
+    scale: float = 100.0
+    digits: int = 2
+    cell: Cell = Cell()
+    rows: dict[str, Cell] = Field(default_factory=dict)
+    columns: dict[str, Cell] = Field(default_factory=dict)
+    lines: dict[str, Cell] = Field(default_factory=dict)
+    sweeps: dict[str, Sweep] = Field(default_factory=dict)
+    y: dict[str, str] = Field(default_factory=dict)
+    bags: list[float] = Field(default_factory=list)
+    methods: Literal["rows", "columns"] | None = None
+    reference: str | None = None
+    paper: dict[str, list[Annotated[Number, BeforeValidator(_number)]]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Experiment":
+        if self.kind == "table":
+            if list(self.paper) != list(self.rows):
+                raise ValueError("the paper's rows and ours differ")
+            for row, numbers in self.paper.items():
+                if len(numbers) != len(self.columns):
+                    raise ValueError(f"row {row!r} has {len(numbers)} numbers for {len(self.columns)} columns")
+        if self.methods is not None:
+            along = self.rows if self.methods == "rows" else self.columns
+            if self.reference not in along:
+                raise ValueError(f"reference {self.reference!r} is none of {list(along)}")
+        return self
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder: the label without a colon."""
+        return self.label.replace(":", "-")
+
+    def cells(self) -> dict[tuple[str, str], Cell]:
+        """Every cell by its row and column; lines and sweeps have one column."""
+        if self.kind == "table":
+            return {
+                (row, column): self.cell.with_(left, right)
+                for row, left in self.rows.items()
+                for column, right in self.columns.items()
+            }
+        if self.kind == "sweep":
+            return {
+                (name, f"{value:g}"): self.cell.with_(Cell(values={sweep.setting: value}))
+                for name, sweep in self.sweeps.items()
+                for value in sweep.values
+            }
+        return {(name, ""): self.cell.with_(line) for name, line in self.lines.items()}
+
+
+class Method(Strict):
+    """What is run from the SimCLR start."""
+
+    stage: Stage
+    values: dict[str, Any] = Field(default_factory=dict, alias="set")
+
+
+class Budget(Strict):
+    """How much is trained.
+
+    Attributes:
+        about: Said on every page made with it.
+        recipe: Recipe the settings start from.
+        values: Settings that replace some of it.
+        embedded: Size and settings of the embedded cohort that is drawn when no cohort is given.
+        sub_bag_size: Instances of a sub-bag where an experiment wants sub-bags.
+        seeds: Training seeds unless told otherwise.
+    """
+
+    about: str
+    recipe: str
+    values: dict[str, Any] = Field(default_factory=dict, alias="set")
+    embedded: dict[str, Any] | None = None
+    sub_bag_size: int = 500
+    seeds: int = 1
+
+
+@cache
+def experiments() -> dict[str, Experiment]:
+    """Every experiment by its label, in the paper's order of kinds: tables, figures, text."""
+    folder = resources.files("its2clr.experiments").joinpath("specs")
+    found = [Experiment.model_validate(_read(path.read_text(encoding="utf-8"))) for path in folder.iterdir()]
+    order = {"tab": 0, "Table": 1, "app": 2, "fig": 3}
+    return {spec.label: spec for spec in sorted(found, key=lambda s: (order[s.label.split(":")[0]], s.label))}
+
+
+@cache
+def methods() -> dict[str, Method]:
+    """The methods by name."""
+    return {name: Method.model_validate(value) for name, value in _read_file("methods.yaml").items()}
+
+
+@cache
+def datasets() -> dict[str, dict[str, Any]]:
+    """What the paper sets for each dataset."""
+    return _read_file("datasets.yaml")
+
+
+def read_budget(name: str) -> Budget:
+    """A budget by name."""
+    return Budget.model_validate(_read_file(f"budgets/{name}.yaml"))
+
+
+def select(names: list[str]) -> list[Experiment]:
+    """Experiments by label; "all" is every one, `tab:diffpretrained` both of its parts.
+
+    Raises:
+        InputError: A label is unknown (the closest is named).
+    """
+    chosen: dict[str, Experiment] = {}
+    for name in names:
+        parts = {
+            label: spec
+            for label, spec in experiments().items()
+            if name in ("all", label) or (name == "tab:diffpretrained" and label.startswith(f"{name}_"))
+        }
+        if not parts:
+            close = difflib.get_close_matches(name, experiments(), n=1, cutoff=0.4)
+            hint = f", did you mean {close[0]}?" if close else ""
+            raise InputError(f"no table or figure {name!r}{hint}; `its2clr reproduce --list` shows them")
+        chosen |= parts
+    return list(chosen.values())
+
+
+def _read_file(name: str) -> dict[str, Any]:
+    return _read(resources.files("its2clr.experiments").joinpath(name).read_text(encoding="utf-8"))
+
+
+def _read(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load(text)
+    return values
