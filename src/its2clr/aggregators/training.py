@@ -10,10 +10,10 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, StepLR
 
-from its2clr.aggregators.base import Aggregator
 from its2clr.aggregators.config import AggregatorTraining
 from its2clr.aggregators.data import BagFeatures
-from its2clr.aggregators.stacked import build, evaluate, stack, stacked_loss
+from its2clr.aggregators.stacked import build, evaluate, stack
+from its2clr.aggregators.steps import TrainingStep
 from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
 from its2clr.engine.seeds import derive_seed, numpy_generator
 from its2clr.errors import InputError, TrainingError
@@ -50,15 +50,18 @@ def train_aggregators(
     template = modules[0]
     state, parameter_names = stack(modules, train.device)
     parameters = [state[name].requires_grad_() for name in parameter_names]
+    on_gpu = train.device.type == "cuda"
     # Adam works element by element: one over the stacked parameters equals one per seed.
     optimizer = torch.optim.Adam(
         parameters,
-        lr=config.learning_rate,
+        lr=torch.tensor(config.learning_rate, device=train.device) if on_gpu else config.learning_rate,
+        capturable=on_gpu,
         betas=config.betas,
         weight_decay=config.weight_decay,
         fused=train.device.type in {"cpu", "cuda"},
     )
     scheduler = _scheduler(config, optimizer)
+    step = TrainingStep(template, state, optimizer, train)
     generators = [numpy_generator(seed, "bag order") for seed in seeds]
     labels = _labels(train)
     selection = _Selection(state, patience=config.patience)
@@ -68,7 +71,8 @@ def train_aggregators(
         for epoch in range(1, config.epochs + 1):
             order = np.stack([draw_bags(labels, generator, config.balanced) for generator in generators])
             learning_rate = float(scheduler.get_last_lr()[0])
-            train_loss = _train_epoch(template, state, optimizer, train, order, bags_per_step=config.bags_per_step)
+            template.train()
+            train_loss = _train_epoch(step, train, order, bags_per_step=config.bags_per_step)
             scheduler.step()
 
             output = evaluate(template, state, validation)
@@ -122,31 +126,16 @@ def draw_bags(labels: NDArray[np.int64], generator: np.random.Generator, balance
     return generator.permutation(np.concatenate(repeated))
 
 
-def _train_epoch(
-    template: Aggregator,
-    state: dict[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    bags: BagFeatures,
-    order: NDArray[np.int64],
-    *,
-    bags_per_step: int,
-) -> Tensor:
+def _train_epoch(step: TrainingStep, bags: BagFeatures, order: NDArray[np.int64], *, bags_per_step: int) -> Tensor:
     """One pass over the bags in each seed's order (S, draws); returns the mean losses (S,)."""
-    assert bags.labels is not None
-    template.train()
     draws = order.shape[1]
     lengths = bags.sizes[order].max(axis=0)
     indices = torch.from_numpy(order).to(bags.device)
     total = torch.zeros(len(order), device=bags.device)
     for start in range(0, draws, bags_per_step):
-        step = slice(start, min(start + bags_per_step, draws))
-        chosen = indices[:, step]  # (S, B)
-        features, mask = bags.batch(chosen, int(lengths[step].max()))
-        losses = stacked_loss(template, state, features, mask, bags.labels[chosen])
-        optimizer.zero_grad(set_to_none=True)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        total += losses.detach() * (chosen.shape[1] / draws)
+        places = slice(start, min(start + bags_per_step, draws))
+        losses = step(indices[:, places], int(lengths[places].max()))
+        total += losses * ((places.stop - places.start) / draws)
     return total
 
 

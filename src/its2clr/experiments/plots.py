@@ -21,6 +21,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's palette."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":")
+VALIDATION = " (validation)"
+"""Ending of a line's name that has the colour of the line without it, dashed."""
 VISIBLE = 0.2
 """Probability below which a tile of a map stays grey, as in the paper."""
 
@@ -40,7 +42,7 @@ def draw_table(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Fou
             axis.set_yticks(range(len(names)), names if axis is axes[0] else [""] * len(names))
             axis.set_ylim(len(names) - 0.5, -0.5)
             axis.set_title(panel, fontsize=9)
-        _legend_once(axes[-1])
+        _legend(axes)
 
 
 def draw_sweep(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Mapping[str, Found]]) -> None:
@@ -57,7 +59,7 @@ def draw_sweep(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Map
                     )
             axis.set_xlabel(name)
             axis.set_ylabel("test AUC (x 100)")
-        _legend_once(axes[-1])
+        _legend(axes)
 
 
 def draw_curves(
@@ -72,13 +74,15 @@ def draw_curves(
         start: Whether to draw the first point as a dashed line: what the features are before refinement.
     """
     with figure(path, len(panels)) as axes:
+        names = list(next(iter(panels.values())))
         for axis, (title, lines) in zip(axes, panels.items(), strict=True):
-            for number, (name, points) in enumerate(lines.items()):
+            for name, points in lines.items():
+                number = names.index(name.removesuffix(VALIDATION))
                 x = [point.x for point in points]
                 mean = np.array([point.mean for point in points])
                 spread = np.array([point.spread for point in points])
                 marker = MARKERS[number % len(MARKERS)] if len(points) < 30 else ""
-                style = "--" if name.endswith("(validation)") else "-"
+                style = "--" if name.endswith(VALIDATION) else "-"
                 colour = COLOURS[number % len(COLOURS)]
                 axis.plot(x, mean, marker + style, color=colour, label=name, markersize=4)
                 axis.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
@@ -87,7 +91,7 @@ def draw_curves(
                 axis.axhline(first, color="black", linestyle="--", linewidth=1, label="SimCLR features")
             axis.set_xlabel(x_title)
             axis.set_ylabel(title)
-        _legend_once(axes[-1])
+        _legend(axes)
 
 
 def draw_histogram(path: Path, table: pd.DataFrame, threshold: float, ratio: float) -> None:
@@ -108,7 +112,7 @@ def draw_histogram(path: Path, table: pd.DataFrame, threshold: float, ratio: flo
                 axis.legend(fontsize=8)
             axis.set_title(f"pseudo-{'positive' if label else 'negative'}", fontsize=9)
         for axis in axes:
-            axis.set_yscale("log")
+            axis.set_yscale("symlog", linthresh=1)
             axis.set_xlabel("probability")
 
 
@@ -177,8 +181,11 @@ def _tiles(axis: Any, table: pd.DataFrame, values: NDArray[np.float64], size: fl
     axis.set_yticks([])
 
 
-def _legend_once(axis: Any) -> None:
-    handles, names = axis.get_legend_handles_labels()
-    unique = dict(zip(names, handles, strict=True))
+def _legend(axes: Sequence[Any]) -> None:
+    """One legend for all panels, beside them."""
+    unique: dict[str, Any] = {}
+    for axis in axes:
+        handles, names = axis.get_legend_handles_labels()
+        unique |= dict(zip(names, handles, strict=True))
     if unique:
-        axis.legend(unique.values(), unique.keys(), fontsize=7)
+        axes[0].figure.legend(unique.values(), unique.keys(), fontsize=8, loc="outside right upper")

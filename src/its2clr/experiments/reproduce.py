@@ -197,7 +197,7 @@ def _curves(spec: Experiment, collector: Collector) -> dict[str, dict[str, list[
 def _training(spec: Experiment, collector: Collector) -> dict[str, dict[str, list[Any]]]:
     cells = {name: cell for (name, _), cell in spec.cells().items()}
     losses = {name: collector.training(cell, "train_loss") for name, cell in cells.items()}
-    losses |= {f"{name} (validation)": collector.training(cell, "validation_loss") for name, cell in cells.items()}
+    losses |= {f"{name}{plots.VALIDATION}": collector.training(cell, "validation_loss") for name, cell in cells.items()}
     auc = {name: collector.training(cell, "validation_auc") for name, cell in cells.items()}
     return {"Loss": losses, "Bag AUC (validation bags)": auc}
 
@@ -253,8 +253,8 @@ def _introduction(
         "",
         f"Made by its2clr {__version__}, budget {about}, {settings['seeds']} training seed(s).",
         "Ours in bold: mean and standard deviation over seeds (with one seed, over retrained aggregators); below it",
-        "the paper's number, which is of other data. Models are selected on validation bags; all numbers are of test bags",
-        "unless said otherwise.",
+        "the paper's number, which is of other data. Models are selected on validation bags; all numbers are of test",
+        "bags unless said otherwise.",
         "",
     ]
     for name, cohort in cohorts.items():

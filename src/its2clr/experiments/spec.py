@@ -103,6 +103,7 @@ class Experiment(Strict):
     Attributes:
         label: Its label in the paper's source.
         title: What it shows.
+        position: Where it stands on the page.
         kind: How it is put together and drawn.
         paper_data: What the paper's numbers were measured on.
         about: What a reader of the numbers should know.
@@ -122,6 +123,7 @@ class Experiment(Strict):
 
     label: str
     title: str
+    position: int = 100
     kind: Kind
     paper_data: str
     about: str = ""
@@ -203,11 +205,10 @@ class Budget(Strict):
 
 @cache
 def experiments() -> dict[str, Experiment]:
-    """Every experiment by its label, in the paper's order of kinds: tables, figures, text."""
+    """Every experiment by its label, in the order in which it is good to read them."""
     folder = resources.files("its2clr.experiments").joinpath("specs")
     found = [Experiment.model_validate(_read(path.read_text(encoding="utf-8"))) for path in folder.iterdir()]
-    order = {"tab": 0, "Table": 1, "app": 2, "fig": 3}
-    return {spec.label: spec for spec in sorted(found, key=lambda s: (order[s.label.split(":")[0]], s.label))}
+    return {spec.label: spec for spec in sorted(found, key=lambda spec: (spec.position, spec.label))}
 
 
 @cache

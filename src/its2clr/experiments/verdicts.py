@@ -70,12 +70,18 @@ def sentences(spec: Experiment, comparisons: list[Comparison]) -> str:
         f"Against {spec.reference}: {counts['same']} of {len(comparisons)} comparisons have the paper's order, "
         f"{counts['level']} are level within the spread, {counts['reversed']} are the other way round."
     )
-    for name, words in (("reversed", "The other way round"), ("level", "Level")):
-        some = [
-            f"{one.line}, {one.method}: {one.ours:+.{spec.digits}f} (paper {one.paper:+.{spec.digits}f})"
-            for one in comparisons
-            if one.verdict == name
-        ]
-        if some:
-            text += f"\n\n{words}, as {spec.reference} minus the other: {'; '.join(some)}."
+    reversed_ = [
+        f"{one.line}, {one.method}: {one.ours:+.{spec.digits}f} (paper {one.paper:+.{spec.digits}f})"
+        for one in comparisons
+        if one.verdict == "reversed"
+    ]
+    if reversed_:
+        text += f"\n\nThe other way round, as {spec.reference} minus the other: {'; '.join(reversed_)}."
+    level: dict[str, list[str]] = {}
+    for one in comparisons:
+        if one.verdict == "level":
+            level.setdefault(one.method, []).append(one.line)
+    if level:
+        listed = "; ".join(f"{method} ({', '.join(lines)})" for method, lines in level.items())
+        text += f"\n\nLevel with {spec.reference}: {listed}."
     return text
