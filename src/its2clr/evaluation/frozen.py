@@ -117,11 +117,11 @@ def refinement_name(config: RefineConfig) -> str:
     """What the settings of a refinement amount to, in the paper's words."""
     if config.labels == "ground_truth":
         return "Ground-truth finetuning"
+    if config.objective != "supervised_contrastive":
+        name = "Cross-entropy" if config.objective == "cross_entropy" else config.objective
+        return f"{name} finetuning" + ("" if config.iterative else " without iteration")
     without = [word for word, on in (("iteration", config.iterative), ("self-pacing", config.self_paced)) if not on]
-    name = {"supervised_contrastive": "ItS2CLR", "cross_entropy": "Cross-entropy"}.get(
-        config.objective, config.objective
-    )
-    return f"{name} without {' and '.join(without)}" if without else name
+    return f"ItS2CLR without {' and '.join(without)}" if without else "ItS2CLR"
 
 
 def measure(

@@ -1,0 +1,92 @@
+"""What is shared is run once: the same training, asked for by several cells, is one job."""
+
+from pathlib import Path
+
+import pytest
+
+from its2clr.errors import InputError
+from its2clr.experiments.plan import Planner
+from its2clr.experiments.spec import Cell, Resampling, experiments, read_budget
+
+COHORT = {"": Path("/cohorts/mine")}
+
+
+@pytest.fixture
+def planner():
+    return Planner(read_budget("smoke"), COHORT, None, {})
+
+
+def test_a_sweeps_default_is_the_method_itself(planner):
+    plain = planner.job(Cell(method="its2clr"), 0)
+    assert planner.job(Cell(method="its2clr", values={"refine.threshold": 0.3}), 0) == plain
+    assert planner.job(Cell(method="its2clr", values={"refine.threshold": 0.5}), 0) != plain
+    assert planner.job(Cell(method="its2clr"), 1) != plain
+
+
+def test_settings_that_a_stage_does_not_look_at_make_no_other_job(planner):
+    plain = planner.job(Cell(method="simclr"), 0)
+    assert planner.job(Cell(method="simclr", values={"refine.threshold": 0.9}), 0) == plain
+    assert planner.job(Cell(method="simclr", dataset="breast-ultrasound"), 0) != plain  # another aggregator
+
+
+def test_every_job_starts_from_one_pretraining(planner):
+    cells = [cell for spec in experiments().values() for cell in spec.cells().values()]
+    jobs = planner.plan(cells, seeds=2)
+    assert len({job.name for job in jobs}) * 2 == len(jobs)
+    starts = {job.start for job in jobs} - {None}
+    assert {start.seed for start in starts} == {0, 1}
+    assert len(starts) == 2
+    from_nothing = [job for job in jobs if job.start is None]
+    assert {(job.stage, job.settings.get("end_to_end.start")) for job in from_nothing} == {
+        ("pretrain", None),
+        ("end_to_end", "scratch"),
+    }
+    assert list(jobs)[: len(from_nothing)] == from_nothing
+
+
+def test_a_start_is_run_though_no_cell_shows_it(planner):
+    jobs = planner.plan([Cell(method="its2clr")], seeds=1)
+    assert [job.stage for job in jobs] == ["pretrain", "refine"]
+    out = Path("/out")
+    overrides = planner.overrides(list(jobs)[1], out)
+    assert overrides["pretrain.start"] == str(next(iter(jobs)).folder(out))
+
+
+def test_what_is_measured_is_joined_over_cells(planner):
+    cells = [Cell(method="its2clr", aggregator=name) for name in ("max", "dsmil")]
+    cells.append(Cell(method="its2clr", metric="probe_auc"))
+    needs = list(planner.plan(cells, seeds=1).values())[1]
+    assert needs.aggregators == {None, "max"}
+    assert needs.features
+
+
+def test_another_cohort_for_a_dataset():
+    planner = Planner(read_budget("smoke"), {"tcga-egfr": Path("/cohorts/egfr")}, None, {})
+    assert planner.job(Cell(method="simclr", dataset="tcga-egfr"), 0).cohort == "/cohorts/egfr"
+    with pytest.raises(InputError, match="no cohort given for camelyon16"):
+        planner.job(Cell(method="simclr"), 0)
+    assert planner.plan([Cell(method="simclr")], seeds=1) == {}
+    with pytest.raises(InputError, match="no dataset named 'egfr'"):
+        Planner(read_budget("smoke"), {"egfr": Path("/cohorts/egfr")}, None, {})
+
+
+def test_the_users_settings_stand_above_the_datasets():
+    planner = Planner(read_budget("smoke"), COHORT, None, {"refine.threshold": 0.45})
+    job = planner.job(Cell(method="its2clr", dataset="tcga-kras"), 0)
+    assert "refine.threshold" not in job.settings
+    assert planner.setting(Cell(method="its2clr", dataset="tcga-kras", setting="refine.threshold")) == 0.45
+    swept = planner.job(Cell(method="its2clr", values={"refine.threshold": 0.1}), 0)
+    assert swept.settings == {"refine.threshold": 0.1}
+
+
+def test_methods_differ_by_what_they_name(planner):
+    def settings(method):
+        return planner.job(Cell(method=method), 0).settings
+
+    assert settings("its2clr") == {}
+    assert settings("its2clr_without_both") == {"refine.iterative": False, "refine.self_paced": False}
+    assert settings("ground_truth") == {"refine.labels": "ground_truth"}
+    assert settings("cross_entropy") == {"refine.objective": "cross_entropy", "refine.self_paced": False}
+    resampled = planner.job(Cell(method="its2clr", cohort={"keep_positives": 0.5}), 0)
+    assert resampled.resampling == Resampling(keep_positives=0.5)
+    assert resampled.start == planner.job(Cell(method="simclr"), 0)

@@ -1,0 +1,103 @@
+"""The specs: every table and figure of the paper is there, with the paper's numbers, and says where ours come from."""
+
+import pytest
+from pydantic import ValidationError
+
+from its2clr.aggregators import aggregator_names
+from its2clr.config import resolve_config
+from its2clr.errors import InputError
+from its2clr.experiments.metrics import _OF_FEATURES, _OF_MODEL, _OF_ROUND, _OF_TIME
+from its2clr.experiments.spec import Cell, Experiment, datasets, experiments, methods, read_budget, select
+
+LABELS = {
+    "tab:calsscollision", "tab:mainresult", "tab:aggregator_results", "tab:instance_test", "tab:e2e_comp",
+    "tab:WR_exp", "tab:diffpretrained_bag", "tab:diffpretrained_ins", "Table:hyperparameter", "tab:instance_test2",
+    "tab:instance_test3", "tab:e2eappen", "tab:ultrasound", "fig:training_process", "fig:sampling_stra",
+    "fig:localization", "fig:example_us", "fig:wholeset", "fig:ablation_1", "fig:ablation_2", "fig:pseudolabelf1",
+    "fig:pseudolabelCE", "fig:pseudolabelpr", "fig:e2etraining", "fig:more_loc_maps",
+}  # fmt: skip
+"""Every label of a table or figure in the paper's source (tab:diffpretrained holds its two subtables)."""
+METRICS = {"witness_rate", *_OF_MODEL, *_OF_FEATURES, *_OF_ROUND, *_OF_TIME}
+
+
+def test_every_table_and_figure_of_the_paper_is_there():
+    assert set(experiments()) >= LABELS
+
+
+@pytest.mark.parametrize("spec", experiments().values(), ids=lambda spec: spec.label)
+def test_every_cell_says_where_its_number_comes_from(spec):
+    for place, cell in spec.cells().items():
+        assert cell.dataset in datasets()
+        if cell.missing is not None:
+            assert spec.label.startswith("tab:diffpretrained"), place
+            continue
+        assert cell.method in methods(), place
+        if spec.kind == "table":
+            assert (cell.metric in METRICS) != (cell.setting is not None), place
+        assert cell.aggregator is None or cell.aggregator in aggregator_names()
+    for sweep in spec.sweeps.values():
+        value = resolve_config()
+        for part in sweep.setting.split("."):
+            value = getattr(value, part)
+        assert value in sweep.values  # the paper's own choice is one of the points
+
+
+@pytest.mark.parametrize(
+    ("label", "row", "column", "mean", "std"),
+    [
+        ("tab:mainresult", "ItS2CLR", "STK11", 75.08, None),
+        ("tab:aggregator_results", "Attention-MIL", "ItS2CLR w/o SPL", 86.20, 3.25),
+        ("tab:aggregator_results", "Transformer", "CE iter.", 92.13, 1.07),
+        ("tab:instance_test", "Dice", "Ground-truth finetuning", 62.17, None),
+        ("tab:instance_test2", "F1-score", "ItS2CLR w/o both", 86.77, None),
+        ("tab:instance_test3", "AUPRC", "CE iter.", 78.02, None),
+        ("tab:instance_test3", "Bag AUC (max-pooling)", "ItS2CLR", 97.47, None),
+        ("tab:WR_exp", "33% Pos.", "ItS2CLR", 86.02, None),
+        ("tab:e2e_comp", "End-to-end", "Ultrasound bag AUPRC", 58.73, None),
+        ("tab:e2eappen", "Instance AUC", "End-to-end (SimCLR)", 81.29, None),
+        ("tab:ultrasound", "Instance AUPRC", "SimCLR + Aggregator", 10.58, None),
+        ("tab:calsscollision", "ItS2CLR", "Test deviation neg", 0.847, None),
+        ("tab:diffpretrained_ins", "Finetuned", "DINO (ViT) F-score", 0.806, None),
+        ("Table:hyperparameter", "p_+", "EGFR", 0.5, None),
+    ],
+)
+def test_the_papers_numbers(label, row, column, mean, std):
+    spec = experiments()[label]
+    number = spec.paper[row][list(spec.columns).index(column)]
+    assert (number.mean, number.std) == (mean, std)
+
+
+def test_the_paper_recipe_is_the_papers_for_camelyon16():
+    config = resolve_config("camelyon16")
+    for key, value in datasets()["camelyon16"].items():
+        section, name = key.split(".")
+        assert getattr(getattr(config, section), name) == value
+
+
+@pytest.mark.parametrize("name", ["smoke", "quick", "paper"])
+def test_budgets_resolve(name):
+    budget = read_budget(name)
+    resolve_config(budget.recipe, budget.values)
+
+
+def test_names():
+    assert [spec.label for spec in select(["tab:diffpretrained"])] == [
+        "tab:diffpretrained_bag",
+        "tab:diffpretrained_ins",
+    ]
+    assert len(select(["all"])) == len(experiments())
+    with pytest.raises(InputError, match="did you mean tab:mainresult"):
+        select(["tab:mainresults"])
+
+
+def test_a_row_and_a_column_may_not_contradict():
+    assert Cell(metric="bag_auc").with_(Cell(metric="witness_rate")).metric == "witness_rate"
+    with pytest.raises(ValueError, match="two values for method"):
+        Cell().with_(Cell(method="simclr"), Cell(method="its2clr"))
+
+
+def test_a_table_without_the_papers_number_is_refused():
+    values = experiments()["tab:mainresult"].model_dump()
+    values["paper"]["ItS2CLR"] = values["paper"]["ItS2CLR"][:-1]
+    with pytest.raises(ValidationError, match="5 numbers for 6 columns"):
+        Experiment.model_validate(values)

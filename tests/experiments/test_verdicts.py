@@ -1,0 +1,94 @@
+import pytest
+
+from its2clr.experiments.collect import Found, _points, _summary
+from its2clr.experiments.metrics import Value, read_metric
+from its2clr.experiments.spec import Experiment, experiments
+from its2clr.experiments.verdicts import compare, sentences
+
+
+def spec(methods="columns"):
+    rows, columns = {"A": {}, "B": {}}, {"SimCLR": {"method": "simclr"}, "ItS2CLR": {"method": "its2clr"}}
+    paper = {"A": [80, 90], "B": [95, 90]}
+    if methods == "rows":
+        rows, columns = columns, rows
+        paper = {"SimCLR": [80, 95], "ItS2CLR": [90, 90]}
+    values = {"label": "tab:x", "title": "x", "kind": "table", "paper_data": "x", "cell": {"metric": "bag_auc"}}
+    return Experiment.model_validate(
+        {**values, "rows": rows, "columns": columns, "methods": methods, "reference": "ItS2CLR", "paper": paper}
+    )
+
+
+@pytest.mark.parametrize("methods", ["rows", "columns"])
+@pytest.mark.parametrize(
+    ("simclr", "expected"), [(70, ["same", "reversed"]), (84, ["level", "level"]), (95, ["reversed", "same"])]
+)
+def test_order_against_the_paper(methods, simclr, expected):
+    place = (lambda line, method: (line, method)) if methods == "columns" else (lambda line, method: (method, line))
+    found = {}
+    for line in "AB":
+        found[place(line, "SimCLR")] = Found(simclr, 3.0, "seeds")
+        found[place(line, "ItS2CLR")] = Found(85.0, 4.0, "seeds")
+    comparisons = compare(spec(methods), found)
+    assert [one.verdict for one in comparisons] == expected
+    assert all(one.spread == pytest.approx(5.0) for one in comparisons)
+    text = sentences(spec(methods), comparisons)
+    assert f"{expected.count('same')} of 2 comparisons have the paper's order" in text
+    assert ("A, SimCLR: -10.00 (paper +10.00)" in text) == (expected[0] == "reversed")
+
+
+def test_missing_numbers_are_not_compared():
+    found = {(line, method): Found(reason="failed") for line in "AB" for method in ("SimCLR", "ItS2CLR")}
+    assert compare(spec(), found) == []
+    assert sentences(spec(), []) == ""
+
+
+def test_the_witness_rate_is_no_method():
+    table = experiments()["tab:WR_exp"]
+    found = {place: Found(50.0) for place in table.cells()}
+    assert len(compare(table, found)) == 6 * 3
+
+
+def test_spread_is_over_seeds_and_with_one_seed_over_retrainings():
+    two = _summary([Value(0.8, 0.5), Value(0.9, 0.5)], 100, None)
+    assert (two.mean, two.over) == (pytest.approx(85), "seeds")
+    assert two.spread == pytest.approx(7.0710678)
+    one = _summary([Value(0.8, 0.02)], 100, None)
+    assert (one.spread, one.over) == (pytest.approx(2), "retrainings")
+    assert _summary([Value(0.8)], 1, None).spread is None
+    assert _summary([], 1, "failed").reason == "failed"
+
+
+def test_points_of_curves_are_joined_by_epoch():
+    points = _points([{0: 0.5, 3: 0.7}, {0: 0.7, 3: None}])
+    assert [(point.x, point.mean) for point in points] == [(0, pytest.approx(0.6)), (3, 0.7)]
+
+
+def test_metrics_are_found_in_results():
+    summary = {"mean": 0.9, "std": 0.1, "values": [0.8, 1.0]}
+    results = {
+        "cohort": {"witness_rate": 0.1},
+        "seconds": {"refine": 20.0, "round": 9.0},
+        "rounds": [
+            {"epoch": 0, "validation_auc": 0.6, "instance_auc": 0.7},
+            {"epoch": 3, "validation_auc": 0.9, "instance_auc": 0.8},
+            {"epoch": 6, "validation_auc": 0.8, "instance_auc": 0.85},
+        ],
+        "its2clr": {
+            "test": {"bag": {"auc": summary}},
+            "aggregators": {"max": {"bag": {"auc": {**summary, "mean": 0.7}}}},
+            "linear_probe": {"dice": 0.4},
+        },
+    }
+
+    def read(metric, aggregator=None, round_="best"):
+        return read_metric(results, "refine", metric, aggregator, round_, 100.0)
+
+    assert read("bag_auc") == Value(0.9, 0.1)
+    assert read("bag_auc", "max") == Value(0.7, 0.1)
+    assert read("instance_auc") is None  # no ground truth
+    assert read("probe_dice") == Value(0.4)
+    assert read("training_instance_auc") == Value(0.8)
+    assert read("training_instance_auc", round_="first") == Value(0.7)
+    assert read("witness_rate") == Value(0.1)
+    assert read("refine_time_share") == Value(0.2)
+    assert read("round_time_share") == Value(0.03)
