@@ -45,3 +45,26 @@ def test_a_whole_fit_runs_in_two_processes(tiny_cohort, tmp_path):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines if line["stage"] == "refine"] == [1, 2, 3, 4]  # one writer only
     assert result.stdout.count("results in") == 1
+
+
+@pytest.mark.slow
+def test_end_to_end_training_in_two_processes_equals_one(tiny_cohort, tmp_path):
+    still = (
+        "{jitter_probability: 0, grayscale_probability: 0, blur_probability: 0, horizontal_flip: 0, vertical_flip: 0}"
+    )
+    settings = [
+        "--set", "end_to_end.start=scratch", "--set", "end_to_end.epochs=2", "--set", "end_to_end.bags_per_step=4",
+        "--set", "end_to_end.tiles_per_pass=8", "--set", f"end_to_end.views={still}", "--set", "aggregator.options={}",
+    ]  # fmt: skip
+    trained = []
+    for processes in (1, 2):
+        run = tmp_path / f"run{processes}"
+        its2clr("end-to-end", tiny_cohort, "--out", run, *tiny_settings(), *settings, processes=processes)
+        trained.append(load_file(run / "checkpoints" / "end_to_end.safetensors"))
+    # Parameters; running statistics of batch norm are those of the first process's bags.
+    names = [
+        name for name in trained[0] if name.startswith("network.") and "running" not in name and "num_b" not in name
+    ]
+    assert len(names) > 20
+    for name in names:
+        torch.testing.assert_close(trained[1][name], trained[0][name], rtol=1e-3, atol=1e-5, msg=name)
