@@ -211,6 +211,9 @@ def reproduce(
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Recipe to use instead of the budget's settings.")] = None,
     settings: SetOption = None,
+    no_train: Annotated[
+        bool, typer.Option("--no-train", help="Train nothing: make the tables from the runs that are finished.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the tables and figures, and stop.")] = False,
 ) -> None:
     """Make tables and figures of the paper on your cohort, with the paper's numbers beside.
@@ -239,6 +242,7 @@ def reproduce(
         workers=workers or default_workers(),
         recipe=recipe,
         overrides=dict(parse_override(text) for text in settings or []),
+        train=not no_train,
         say=lambda text: console.print(text, markup=False, soft_wrap=True),
     )
     console.print(f"page: {page}", markup=False, soft_wrap=True)

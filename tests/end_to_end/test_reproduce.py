@@ -87,6 +87,21 @@ def test_a_run_that_fails_is_a_row_in_a_table_not_a_crash(tiny_cohort, tmp_path)
     assert "have no result" in (out / "results.md").read_text()
 
 
+@pytest.mark.slow
+def test_tables_can_be_made_of_what_is_finished(tiny_cohort, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["--budget", "smoke", "--cohort", tiny_cohort, "--out", out]
+    its2clr("reproduce", "all", *arguments, "--no-train")
+    assert pd.read_csv(out / "tab-mainresult" / "table.csv")["ours"].isna().all()
+    assert not (out / "runs").exists()
+    its2clr("reproduce", "app:hyperparameter", *arguments, "--workers", 1)
+    its2clr("reproduce", "tab:mainresult", "fig:training_process", *arguments, "--no-train")
+    found = pd.read_csv(out / "tab-mainresult" / "table.csv").set_index(["row", "column"])
+    assert pd.notna(found.loc[("ItS2CLR", "Camelyon16"), "ours"])
+    assert found.loc[("ItS2CLR", "EGFR"), "reason"] == "seed 0: not run"
+    assert set(pd.read_csv(out / "fig-training_process" / "table.csv")["line"]) == {"ItS2CLR"}
+
+
 def test_the_list_and_mistakes():
     assert "tab:WR_exp" in its2clr("reproduce", "--list").stdout
     wrong = its2clr("reproduce", "tab:mainresul", check=False)

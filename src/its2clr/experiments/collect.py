@@ -12,7 +12,7 @@ import numpy as np
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.engine.files import read_json
 from its2clr.errors import InputError
-from its2clr.experiments.metrics import ENCODER_OF_STAGE, Value, read_metric
+from its2clr.experiments.metrics import Value, read_metric
 from its2clr.experiments.plan import Job, Planner
 from its2clr.experiments.spec import Cell, Experiment, Number
 
@@ -109,19 +109,23 @@ class Collector:
 
     def rounds(self, cell: Cell, field_: str) -> list[Point]:
         """A number of every round by its epoch."""
-        found = [self.results(self.planner.job(cell, seed)) for seed in range(self.seeds)]
-        curves = [{entry["epoch"]: entry.get(field_) for entry in results["rounds"]} for results in found if results]
-        return _points(curves)
+        found = [self.results(job) for job in self.finished(cell)]
+        return _points(
+            [{entry["epoch"]: entry.get(field_) for entry in results["rounds"]} for results in found if results]
+        )
 
     def training(self, cell: Cell, field_: str) -> list[Point]:
         """`train_loss`, `validation_loss` or `validation_auc` by training step, of an aggregator or end to end."""
-        curves = []
-        for seed in range(self.seeds):
-            job = self.planner.job(cell, seed)
-            if self.results(job) is not None:
-                folder = job.folder(self.out)
-                curves.append(_end_to_end(folder, field_) if job.stage == "end_to_end" else _aggregator(folder, field_))
-        return _points(curves)
+        read = {"end_to_end": _end_to_end, "pretrain": _aggregator}
+        return _points([read[job.stage](job.folder(self.out), field_) for job in self.finished(cell)])
+
+    def finished(self, cell: Cell) -> list[Job]:
+        """The jobs of a cell that have a result, seed by seed; none where no cohort was given for it."""
+        try:
+            jobs = [self.planner.job(cell, seed) for seed in range(self.seeds)]
+        except InputError:
+            return []
+        return [job for job in jobs if self.results(job) is not None]
 
     def results(self, job: Job) -> dict[str, Any] | None:
         """Results of a job's run; None where it failed or was not run."""
@@ -139,11 +143,6 @@ class Collector:
 def paper_number(spec: Experiment, row: str, column: str) -> Number:
     """The paper's number of a cell."""
     return spec.paper[row][list(spec.columns).index(column)]
-
-
-def encoder_of(job: Job) -> str:
-    """Name of the encoder a job is about."""
-    return ENCODER_OF_STAGE[job.stage]
 
 
 def _summary(values: list[Value], scale: float, reason: str | None) -> Found:

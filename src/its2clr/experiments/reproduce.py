@@ -3,24 +3,22 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from its2clr import __version__
 from its2clr.cohort import Cohort
 from its2clr.cohort.resample import resample_cohort
-from its2clr.cohort.tiles import decode
 from its2clr.engine.files import atomic_path, write_text
 from its2clr.errors import InputError
-from its2clr.experiments import plots, render
 from its2clr.experiments.collect import Collector
 from its2clr.experiments.execute import Outcome, Task, execute
+from its2clr.experiments.pages import write_section
 from its2clr.experiments.plan import Job, Needs, Planner
-from its2clr.experiments.spec import Cell, Experiment, Resampling, read_budget, select
-from its2clr.experiments.verdicts import compare, sentences
+from its2clr.experiments.spec import Resampling, read_budget, select
 
 Say = Callable[[str], None]
 
@@ -35,6 +33,7 @@ def reproduce(
     workers: int = 1,
     recipe: str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    train: bool = True,
     say: Say = print,
 ) -> Path:
     """Make tables and figures of the paper on the user's cohort.
@@ -48,6 +47,7 @@ def reproduce(
         workers: Processes that train side by side, shared out over the GPUs.
         recipe: Recipe to use instead of the budget's settings.
         overrides: Settings for every run.
+        train: Whether to train what is not there; otherwise tables are made from the runs that are finished.
         say: Takes a line of progress.
 
     Returns:
@@ -68,86 +68,29 @@ def reproduce(
         for job in jobs
         if not labelled[job.cohort] and needs_truth(job)
     }
-    tasks = _tasks({job: needs for job, needs in jobs.items() if job not in hopeless}, planner, out, say)
-    _write_index(out, tasks)
-    say(f"{len(specs)} tables and figures, {len(tasks)} runs, {seeds} seed(s), {workers} worker(s)")
-
-    def report(outcome: Outcome, done: int, total: int) -> None:
-        ending = f"FAILED: {outcome.failure}" if outcome.failure else f"{outcome.seconds:.0f} s"
-        say(f"[{done}/{total}] {outcome.job.describe()}, seed {outcome.job.seed}: {ending}")
-
-    failures = hopeless | execute(tasks, workers, report)
-    _write_problems(out, failures)
+    failures = dict(hopeless)
+    if train:
+        tasks = _tasks({job: needs for job, needs in jobs.items() if job not in hopeless}, planner, out, say)
+        _write_index(out, tasks)
+        say(f"{len(specs)} tables and figures, {len(tasks)} runs, {seeds} seed(s), {workers} worker(s)")
+        failures |= execute(tasks, workers, partial(_report, say))
+        _write_problems(out, failures)
     collector = Collector(planner, out, seeds, failures)
     settings = {"budget": budget, "seeds": seeds, "its2clr": __version__, "cohorts": _cohort_names(opened)}
-    sections = [write(spec, collector, out, opened, settings) for spec in specs]
+    sections = [write_section(spec, collector, _any(opened), settings) for spec in specs]
     page = out / "results.md"
     write_text(page, "\n".join([_introduction(settings, plan_of.about, opened, failures), *sections]))
     return page
 
 
-def write(
-    spec: Experiment, collector: Collector, out: Path, cohorts: Mapping[str, Cohort], settings: Mapping[str, Any]
-) -> str:
-    """Write one experiment's files and give its section of the page."""
-    folder = out / spec.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = folder / "plot.png"
-    comparisons = []
-    body, verdict, frame = "", "", pd.DataFrame()
-    if spec.kind == "table":
-        found = collector.cells(spec)
-        comparisons = compare(spec, found)
-        plots.draw_table(picture, spec, found)
-        body, frame = render.table_markdown(spec, found), render.table_frame(spec, found)
-        verdict = sentences(spec, comparisons)
-    elif spec.kind == "sweep":
-        swept = collector.sweep(spec)
-        plots.draw_sweep(picture, spec, swept)
-        body, frame = render.sweep_markdown(spec, swept), render.sweep_frame(swept)
-    elif spec.kind in ("curves", "training"):
-        panels = _curves(spec, collector) if spec.kind == "curves" else _training(spec, collector)
-        plots.draw_curves(
-            picture,
-            panels,
-            "refinement epoch" if spec.kind == "curves" else "training step",
-            start=spec.kind == "curves" and "precision" not in spec.y,
-        )
-        flat = {(name, title): points for title, lines in panels.items() for name, points in lines.items()}
-        body, frame = render.curves_markdown(flat), render.curves_frame(flat)
-    elif spec.kind == "histogram":
-        frame = _last_round(collector, next(iter(spec.cells().values())))
-        config = collector.planner.base.refine
-        plots.draw_histogram(picture, frame, config.threshold, config.final_ratio)
-        sure = float(((frame["probability"] < 0.1) | (frame["probability"] > 0.9)).mean())
-        body = f"{100 * sure:.1f}% of the {len(frame)} instances have a probability below 0.1 or above 0.9."
-    elif spec.kind == "maps":
-        bags, size, frame = _maps(spec, collector, _any(cohorts))
-        plots.draw_maps(picture, bags, size)
-    elif spec.kind == "examples":
-        tiles = example_tiles(_any(cohorts))
-        plots.draw_examples(picture, tiles)
-        frame = pd.DataFrame({"tile": [words for _, words in tiles]})
-    return render.write_experiment(folder, spec, body, verdict, frame, comparisons, settings)
+def _report(say: Say, outcome: Outcome, done: int, total: int) -> None:
+    ending = f"FAILED: {outcome.failure}" if outcome.failure else f"{outcome.seconds:.0f} s"
+    say(f"[{done}/{total}] {outcome.job.describe()}, seed {outcome.job.seed}: {ending}")
 
 
 def needs_truth(job: Job) -> bool:
     """Whether a job cannot be run without instance labels."""
     return job.resampling != Resampling() or job.settings.get("refine.labels") == "ground_truth"
-
-
-def example_tiles(cohort: Cohort, count: int = 5) -> list[tuple[np.ndarray[Any, np.dtype[np.uint8]], str]]:
-    """A tile of each of some bags, negative bags first; of positive bags a positive one where they are known."""
-    tiles = []
-    bags = cohort.bags.sort_values(["label", "bag_id"])
-    chosen = np.linspace(0, len(bags) - 1, count).round().astype(int)
-    for bag_id, label in bags.iloc[chosen][["bag_id", "label"]].itertuples(index=False):
-        file = cohort.tile_file(bag_id)
-        positive = np.flatnonzero(file.labels == 1) if file.labels is not None else np.empty(0, dtype=int)
-        number = int(positive[0]) if len(positive) else len(file.coords) // 2
-        kind = "positive" if len(positive) else "of a positive bag" if label else "of a negative bag"
-        tiles.append((decode(file.encoded(number)), f"{bag_id}\n{kind}"))
-    return tiles
 
 
 def _tasks(jobs: Mapping[Job, Needs], planner: Planner, out: Path, say: Say) -> dict[Job, Task]:
@@ -185,56 +128,6 @@ def _cohort_of(job: Job, planner: Planner, out: Path, say: Say) -> Path:
             f"{summary.witness_rate_before:.3f} -> {summary.witness_rate_after:.3f}"
         )
     return folder
-
-
-def _curves(spec: Experiment, collector: Collector) -> dict[str, dict[str, list[Any]]]:
-    return {
-        title: {name: collector.rounds(cell, field) for (name, _), cell in spec.cells().items()}
-        for field, title in spec.y.items()
-    }
-
-
-def _training(spec: Experiment, collector: Collector) -> dict[str, dict[str, list[Any]]]:
-    cells = {name: cell for (name, _), cell in spec.cells().items()}
-    losses = {name: collector.training(cell, "train_loss") for name, cell in cells.items()}
-    losses |= {f"{name}{plots.VALIDATION}": collector.training(cell, "validation_loss") for name, cell in cells.items()}
-    auc = {name: collector.training(cell, "validation_auc") for name, cell in cells.items()}
-    return {"Loss": losses, "Bag AUC (validation bags)": auc}
-
-
-def _last_round(collector: Collector, cell: Cell) -> pd.DataFrame:
-    """Probabilities and pseudo labels of the positive bags' instances in the last round of the first seed."""
-    folder = collector.planner.job(cell, 0).folder(collector.out)
-    rounds = sorted((folder / "rounds").glob("*/pseudo_labels.parquet"))
-    if not rounds:
-        return pd.DataFrame({"probability": [], "pseudo_label": []})
-    table = pd.read_parquet(rounds[-1])
-    positive = table.groupby("bag_id")["pseudo_label"].transform("max") == 1
-    return table.loc[positive, ["bag_id", "instance", "probability", "pseudo_label"]].reset_index(drop=True)
-
-
-def _maps(
-    spec: Experiment, collector: Collector, cohort: Cohort
-) -> tuple[dict[str, dict[str, pd.DataFrame]], float, pd.DataFrame]:
-    """Predictions of every model, first seed, on the positive test bags at some quantiles of the share of positives."""
-    test = cohort.split("test")
-    share = (
-        pd.Series(test.instance_labels() == 1).groupby(test.bag_index()).mean() if test.has_instance_labels else None
-    )
-    positive = np.flatnonzero(test.bags["label"].to_numpy() == 1)
-    order = positive if share is None else positive[np.argsort(share.to_numpy()[positive], kind="stable")]
-    names = [test.bags["bag_id"].iloc[order[round(quantile * (len(order) - 1))]] for quantile in spec.bags]
-    models: dict[str, pd.DataFrame] = {}
-    for (name, _), cell in spec.cells().items():
-        job = collector.planner.job(cell, 0)
-        if collector.results(job) is not None:
-            table = pd.read_parquet(job.folder(collector.out) / "predictions.parquet")
-            own = table["aggregator"] == table["aggregator"].iloc[0]
-            models[name] = table[own & table["bag_id"].isin(names)]
-    bags = {bag: {name: table[table["bag_id"] == bag] for name, table in models.items()} for bag in names}
-    frame = pd.concat([table.assign(model=name) for name, table in models.items()])
-    columns = ["model", "bag_id", "instance", "x", "y", "probability", "label"]
-    return bags, float(test.tile_file(names[0]).tile_size_level0), frame[columns]
 
 
 def _any(cohorts: Mapping[str, Cohort]) -> Cohort:
