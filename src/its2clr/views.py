@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +14,32 @@ from its2clr.engine.seeds import numpy_generator, torch_generator
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)
 
 
-class ViewMaker:
-    """Makes one random view of every tile of a batch: crop, flips, colour jitter, grayscale, blur.
+class Drawn(NamedTuple):
+    """What was drawn for every view of a batch of M.
 
-    As in torchvision's ColorJitter the colour operations come in random order; the order is drawn once per batch
-    (on the host, so that no step waits for the device), everything else once per tile.
+    Attributes:
+        numbers: (11, M) float32, by row: top, left, height and width of the crop as shares of the side; whether it is
+            mirrored left to right, and top to bottom; whether it is gray; brightness, contrast, saturation and hue.
+        order: (M, 4) int32, or (1, 4) for all views together: which colour operation comes first, second, ...
+        sigma: (M,) float32 of the blur; 0 where there is none.
+        blur_kernel: Taps of the blur; under 3 there is none.
+        cropped: Whether there are crops at all.
+        coloured: Colour operations that may change anything.
+    """
+
+    numbers: Tensor
+    order: Tensor
+    sigma: Tensor
+    blur_kernel: int
+    cropped: bool
+    coloured: tuple[int, ...]
+
+
+class ViewMaker:
+    """Makes random views of every tile of a batch: crop, flips, colour jitter, grayscale, blur.
+
+    As in torchvision's ColorJitter the colour operations come in random order. On a CPU the order is drawn once per
+    batch, everything else once per view.
 
     Args:
         config: Strengths and probabilities.
@@ -32,35 +54,86 @@ class ViewMaker:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Views (B, 3, H, W), float32 in [0, 1], of tiles (B, 3, H, W), uint8 or float in [0, 1]."""
-        config = self.config
-        views = to_float(images)
-        count, device = len(views), views.device
+        order = torch.from_numpy(self._host.permutation(len(COLOUR_OPERATIONS)).astype("int32"))[None]
+        drawn = draw(self.config, len(images), images.shape[-1], self._generator, images.device, order)
+        return apply(images, drawn)
 
-        def uniform(low: float = 0.0, high: float = 1.0) -> Tensor:
-            return torch.rand(count, generator=self._generator, device=device) * (high - low) + low
 
-        if config.crop_scale is not None:
-            views = resized_crop(views, *_crop_boxes(config, uniform))
-        views = _where(uniform() < config.horizontal_flip, views.flip(-1), views)
-        views = _where(uniform() < config.vertical_flip, views.flip(-2), views)
+def draw(
+    config: ViewsConfig,
+    count: int,
+    side: int,
+    generator: torch.Generator,
+    device: torch.device,
+    order: Tensor | None = None,
+) -> Drawn:
+    """Draw views.
 
-        jittered = uniform() < config.jitter_probability
-        for name in self._host.permutation(list(COLOUR_OPERATIONS)):
-            strength = getattr(config, name)
-            if strength == 0 or config.jitter_probability == 0:
-                continue
-            operation, neutral = COLOUR_OPERATIONS[name]
-            amount = uniform(neutral - strength, neutral + strength)
-            views = operation(views, torch.where(jittered, amount, neutral))
+    Args:
+        config: Strengths and probabilities.
+        count: How many views.
+        side: Side of the tiles in pixels.
+        generator: Source of randomness, on the device.
+        device: Where the views are made.
+        order: (1, 4) order of the colour operations for all views; None draws one for each view.
+    """
+    uniform = torch.rand(18, count, generator=generator, device=device)
+    numbers = torch.empty(11, count, device=device)
+    if config.crop_scale is None:
+        numbers[:2], numbers[2:4] = 0.0, 1.0
+    else:
+        area = _between(uniform[0], config.crop_scale)
+        ratio = torch.exp(_between(uniform[1], (math.log(config.crop_ratio[0]), math.log(config.crop_ratio[1]))))
+        height, width = (area / ratio).sqrt().clamp(max=1), (area * ratio).sqrt().clamp(max=1)
+        numbers[0], numbers[1] = uniform[2] * (1 - height), uniform[3] * (1 - width)
+        numbers[2], numbers[3] = height, width
+    numbers[4] = uniform[4] < config.horizontal_flip
+    numbers[5] = uniform[5] < config.vertical_flip
+    numbers[6] = uniform[6] < config.grayscale_probability
+    jittered = uniform[7] < config.jitter_probability
+    coloured = []
+    for number, (name, (_, neutral)) in enumerate(COLOUR_OPERATIONS.items()):
+        strength = getattr(config, name)
+        amount = _between(uniform[8 + number], (neutral - strength, neutral + strength))
+        numbers[7 + number] = torch.where(jittered, amount, neutral)
+        if strength > 0 and config.jitter_probability > 0:
+            coloured.append(number)
+    kernel = blur_kernel_size(config.blur_kernel, side) if config.blur_probability > 0 else 0
+    sigma = torch.where(uniform[12] < config.blur_probability, _between(uniform[13], config.blur_sigma), 0.0)
+    if order is None:
+        order = uniform[14:18].argsort(0).T.contiguous().to(torch.int32)
+    return Drawn(numbers, order, sigma, kernel, config.crop_scale is not None, tuple(coloured))
 
-        if config.grayscale_probability > 0:
-            views = _where(uniform() < config.grayscale_probability, grayscale(views).expand_as(views), views)
 
-        kernel_size = blur_kernel_size(config.blur_kernel, views.shape[-1])
-        if config.blur_probability > 0 and kernel_size >= 3:
-            blurred = gaussian_blur(views, uniform(*config.blur_sigma), kernel_size)
-            views = _where(uniform() < config.blur_probability, blurred, views)
-        return views
+def apply(images: Tensor, drawn: Drawn) -> Tensor:
+    """Views (M, 3, H, W), float32 in [0, 1], of tiles (M, 3, H, W), uint8 or float in [0, 1], as drawn."""
+    views = to_float(images)
+    top, left, height, width, mirror_x, mirror_y, gray = drawn.numbers[:7]
+    if drawn.cropped:
+        views = resized_crop(views, top, left, height, width)
+    views = _where(mirror_x > 0, views.flip(-1), views)
+    views = _where(mirror_y > 0, views.flip(-2), views)
+    if len(drawn.order) == 1:
+        views = _coloured(views, drawn, drawn.order[0], slice(None))
+    else:
+        orders, group = torch.unique(drawn.order, dim=0, return_inverse=True)
+        views = views.clone()
+        for number, order in enumerate(orders):
+            chosen = (group == number).nonzero()[:, 0]
+            views[chosen] = _coloured(views[chosen], drawn, order, chosen)
+    views = _where(gray > 0, grayscale(views).expand_as(views), views)
+    if drawn.blur_kernel >= 3:
+        blurred = gaussian_blur(views, drawn.sigma.clamp(min=1e-3), drawn.blur_kernel)
+        views = _where(drawn.sigma > 0, blurred, views)
+    return views
+
+
+def _coloured(views: Tensor, drawn: Drawn, order: Tensor, chosen: slice | Tensor) -> Tensor:
+    operations = list(COLOUR_OPERATIONS.values())
+    for number in order.tolist():
+        if number in drawn.coloured:
+            views = operations[number][0](views, drawn.numbers[7 + number, chosen])
+    return views
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -137,12 +210,8 @@ def blur_kernel_size(share: float, side: int) -> int:
     return size + 1 if size % 2 == 0 and size > 0 else size
 
 
-def _crop_boxes(config: ViewsConfig, uniform: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    assert config.crop_scale is not None
-    area = uniform(*config.crop_scale)
-    ratio = torch.exp(uniform(math.log(config.crop_ratio[0]), math.log(config.crop_ratio[1])))
-    width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
-    return uniform() * (1 - height), uniform() * (1 - width), height, width
+def _between(uniform: Tensor, bounds: tuple[float, float]) -> Tensor:
+    return uniform * (bounds[1] - bounds[0]) + bounds[0]
 
 
 def _per_tile(values: Tensor) -> Tensor:
