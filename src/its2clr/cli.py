@@ -220,6 +220,7 @@ def reproduce(
 
     Runs that several of them share are trained once, and kept for the next call. Each table or figure becomes a
     folder with README.md, table.csv, result.json and plot.png; `results.md` is the page of all that were asked for.
+    Exits 1 when a run failed.
 
     Example: `its2clr reproduce tab:aggregator_results fig:training_process --cohort cohorts/mine --seeds 3`
     """
@@ -233,7 +234,7 @@ def reproduce(
             console.print(f"{spec.label:<24} {spec.title}", markup=False, soft_wrap=True)
         return
     select(names)
-    page = reproduce_(
+    page, failed = reproduce_(
         names,
         parse_cohorts(cohort) if cohort else {"": embedded_cohort(budget, out)},
         out,
@@ -246,6 +247,9 @@ def reproduce(
         say=lambda text: console.print(text, markup=False, soft_wrap=True),
     )
     console.print(f"page: {page}", markup=False, soft_wrap=True)
+    if failed:
+        console.print(f"{failed} run(s) failed; {out / 'problems.csv'} says why", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
 
 
 @app.command()

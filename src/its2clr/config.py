@@ -257,7 +257,7 @@ def validate_config(values: Mapping[str, Any], where: str) -> RunConfig:
 
 def config_difference(old: RunConfig, new: RunConfig) -> list[str]:
     """Settings that differ, one `key: old -> new` each; the choice of device does not count."""
-    left, right = _flatten(old.model_dump(mode="json")), _flatten(new.model_dump(mode="json"))
+    left, right = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
     neutral = {"engine.accelerator", "engine.extract_batch_size"}
     keys = sorted((left.keys() | right.keys()) - neutral)
     return [f"{k}: {left.get(k)!r} -> {right.get(k)!r}" for k in keys if left.get(k) != right.get(k)]
@@ -283,11 +283,12 @@ def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
     values[path[-1]] = value
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat

@@ -96,6 +96,7 @@ def test_self_pacing_lets_more_in(batches):
     assert positives[0] == int((rounds[0]["pseudo_label"] == 1).sum())  # warm-up: all of them, against negative bags
     assert not (rounds[0]["selected"] == -1).any()
     assert positives[1] <= positives[2] <= positives[3]
+    assert positives[1] < positives[3]
 
 
 def test_ground_truth_changes_the_labels_only(batches, tiny_cohort):

@@ -1,15 +1,23 @@
 """`its2clr reproduce` as a user runs it."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 import time
 
 import pandas as pd
 import pytest
-from tests.end_to_end.commands import its2clr
+from tests.conftest import TINY
+from tests.end_to_end.commands import command, environment, its2clr
 from tests.end_to_end.test_promises import change_labels
 
-from its2clr.experiments.spec import experiments
+from its2clr.cohort import Cohort
+from its2clr.config import resolve_config
+from its2clr.experiments.execute import LOST, Task, execute
+from its2clr.experiments.plan import Job
+from its2clr.experiments.spec import Resampling, experiments
 
 SIX_MINUTES = 360
 
@@ -45,9 +53,12 @@ def test_all_of_the_paper_in_one_command(tmp_path):
     assert seconds < SIX_MINUTES
 
     # The same again trains nothing: every run is there.
-    started = time.monotonic()
+    def written():
+        return {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*.safetensors")}
+
+    before = written()
     its2clr("reproduce", "all", "--budget", "smoke", "--out", out, "--workers", 1, timeout=300)
-    assert time.monotonic() - started < seconds
+    assert written() == before
     assert (out / "results.md").read_text() == page
 
 
@@ -77,14 +88,22 @@ def test_a_run_that_fails_is_a_row_in_a_table_not_a_crash(tiny_cohort, tmp_path)
     out = tmp_path / "out"
     result = its2clr(
         "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", tiny_cohort, "--out", out, "--workers", 1,
-        "--set", "refine.learning_rate=1e30",
+        "--set", "refine.learning_rate=1e30", check=False,
     )  # fmt: skip
+    assert result.returncode == 1
     assert "FAILED: TrainingError" in result.stdout
     found = pd.read_csv(out / "app-hyperparameter" / "table.csv")
     assert found["ours"].isna().all()
     assert found["reason"].str.contains("loss became").all()
     assert len(pd.read_csv(out / "problems.csv")) == 2
-    assert "have no result" in (out / "results.md").read_text()
+    # Other settings in the same folder are other runs, from the same pretraining.
+    again = its2clr(
+        "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", tiny_cohort, "--out", out, "--workers", 1,
+    )  # fmt: skip
+    assert "FAILED" not in again.stdout
+    assert pd.read_csv(out / "app-hyperparameter" / "table.csv")["ours"].notna().all()
+    assert sorted(pd.read_csv(out / "runs.csv")["stage"]) == ["pretrain", "refine", "refine", "refine", "refine"]
+    assert len(pd.read_csv(out / "problems.csv")) == 2
 
 
 @pytest.mark.slow
@@ -99,7 +118,85 @@ def test_tables_can_be_made_of_what_is_finished(tiny_cohort, tmp_path):
     found = pd.read_csv(out / "tab-mainresult" / "table.csv").set_index(["row", "column"])
     assert pd.notna(found.loc[("ItS2CLR", "Camelyon16"), "ours"])
     assert found.loc[("ItS2CLR", "EGFR"), "reason"] == "seed 0: not run"
+    its2clr("reproduce", "tab:mainresult", "--budget", "quick", "--cohort", tiny_cohort, "--out", out, "--no-train")
+    assert pd.read_csv(out / "tab-mainresult" / "table.csv")["ours"].isna().all()  # those runs were smoke's
     assert set(pd.read_csv(out / "fig-training_process" / "table.csv")["line"]) == {"ItS2CLR"}
+
+
+@pytest.mark.slow
+def test_measuring_more_later_keeps_what_was_measured(tiny_cohort, tmp_path):
+    arguments = ["--budget", "smoke", "--cohort", tiny_cohort, "--out", tmp_path / "out", "--workers", 1]
+    for name in ("tab:calsscollision", "tab:instance_test2"):
+        its2clr("reproduce", name, *arguments)
+    its2clr("reproduce", "tab:calsscollision", "tab:mainresult", "fig:training_process", *arguments, "--no-train")
+    assert pd.read_csv(tmp_path / "out" / "tab-calsscollision" / "table.csv")["ours"].notna().all()
+
+
+@pytest.mark.slow
+def test_maps_are_of_the_cohort_of_their_dataset(tiny_cohort, tmp_path):
+    other = tmp_path / "other"
+    its2clr("cohort", "synthetic", other, "--size", "tiny", "--seed", 3)
+    out = tmp_path / "out"
+    cohorts = ["--cohort", f"tcga-egfr={other}", "--cohort", f"camelyon16={tiny_cohort}"]
+    its2clr("reproduce", "fig:localization", "--budget", "smoke", *cohorts, "--out", out, "--workers", 2)
+    found = pd.read_csv(out / "fig-localization" / "table.csv")
+    truth = Cohort.open(tiny_cohort)
+    bag = found["bag_id"].unique().tolist()
+    assert len(bag) == 1
+    assert truth.bags.set_index("bag_id").loc[bag[0], "label"] == 1
+    one = found[found["model"] == "ItS2CLR"]
+    assert one["label"].tolist() == truth.tile_file(bag[0]).labels.tolist()
+
+
+def still_alive(group, seconds=10):
+    """Whether a process of the group lives on."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_workers_and_the_same_command_goes_on(tiny_cohort, tmp_path):
+    out = tmp_path / "out"
+    words = command(
+        "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", tiny_cohort, "--out", out, "--workers", 2
+    )
+    process = subprocess.Popen(
+        words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("[1/"):
+            break
+    for _ in range(2):  # an impatient user
+        os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert not still_alive(process.pid)
+    its2clr(*words[3:])
+    assert pd.read_csv(out / "app-hyperparameter" / "table.csv")["ours"].notna().all()
+
+
+def test_a_lost_worker_costs_its_task_only(tmp_path):
+    """Tasks that kill their own process, by way of a plugin, beside one that is well."""
+    plugin = tmp_path / "deadly.py"
+    plugin.write_text("import os\nos.kill(os.getpid(), 9)\n")
+    base = resolve_config("demo", TINY).model_dump(mode="json")
+    tasks = {}
+    for seed, plugins in enumerate([[str(plugin)], [str(plugin)], []]):
+        job = Job("pretrain", "/nowhere", Resampling(), (), seed)
+        settings = {**base, "plugins": plugins}
+        tasks[job] = Task(job, tmp_path / f"run{seed}", tmp_path / "nowhere", settings, (), of_features=False)
+    outcomes = []
+    failures = execute(tasks, 2, lambda outcome, done, total: outcomes.append(outcome))
+    assert [outcome.job.seed for outcome in sorted(outcomes, key=lambda one: one.job.seed)] == [0, 1, 2]
+    reasons = [failures[job] for job in tasks]
+    assert reasons[0] == reasons[1] == LOST
+    assert "InputError" in reasons[2]  # there is no such cohort, but its worker lived to say so
 
 
 def test_the_list_and_mistakes():

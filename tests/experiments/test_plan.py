@@ -32,10 +32,9 @@ def test_settings_that_a_stage_does_not_look_at_make_no_other_job(planner):
 def test_every_job_starts_from_one_pretraining(planner):
     cells = [cell for spec in experiments().values() for cell in spec.cells().values()]
     jobs = planner.plan(cells, seeds=2)
-    assert len({job.name for job in jobs}) * 2 == len(jobs)
+    assert len({planner.name(job) for job in jobs}) * 2 == len(jobs)
     starts = {job.start for job in jobs} - {None}
-    assert {start.seed for start in starts} == {0, 1}
-    assert len(starts) == 2
+    assert sorted(start.seed for start in starts) == [0, 1]
     from_nothing = [job for job in jobs if job.start is None]
     assert {(job.stage, job.settings.get("end_to_end.start")) for job in from_nothing} == {
         ("pretrain", None),
@@ -45,11 +44,61 @@ def test_every_job_starts_from_one_pretraining(planner):
 
 
 def test_a_start_is_run_though_no_cell_shows_it(planner):
-    jobs = planner.plan([Cell(method="its2clr")], seeds=1)
-    assert [job.stage for job in jobs] == ["pretrain", "refine"]
-    out = Path("/out")
-    overrides = planner.overrides(list(jobs)[1], out)
-    assert overrides["pretrain.start"] == str(next(iter(jobs)).folder(out))
+    start, job = planner.plan([Cell(method="its2clr")], seeds=1)
+    assert (start.stage, job.stage) == ("pretrain", "refine")
+    assert planner.config(job).pretrain.start == str(planner.folder(start).absolute())
+    assert planner.config(start).pretrain.start is None
+
+
+def test_another_encoder_is_another_start(planner):
+    plain = planner.job(Cell(method="its2clr"), 0)
+    other = planner.job(Cell(method="its2clr", values={"pretrain.epochs": 7}), 0)
+    assert planner.config(other.start).pretrain.epochs == 7
+    assert planner.name(other.start) != planner.name(plain.start)
+    assert planner.name(other) != planner.name(plain)
+
+
+def name(overrides=None, budget="smoke", recipe=None, method="its2clr", cohort=COHORT, start=False, **cell):
+    planner = Planner(read_budget(budget), cohort, recipe, overrides or {})
+    job = planner.job(Cell(method=method, **cell), 0)
+    return planner.name(job.start if start else job)
+
+
+def test_what_a_run_is_called_depends_on_all_it_is_made_of():
+    assert name() == name()
+    assert name({"aggregator.epochs": 3}) != name()
+    assert name({"pretrain.epochs": 3}) != name()
+    assert name(budget="quick") != name()
+    assert name(recipe="demo") != name()
+    assert name(cohort={"": Path("/cohorts/other")}) != name()
+    assert name({"engine.accelerator": "cpu"}) == name()
+
+
+def test_what_a_stage_does_not_look_at_does_not_change_its_name():
+    assert name({"refine.epochs": 3}, method="simclr") == name(method="simclr")
+    assert name({"refine.epochs": 3}, method="end_to_end") == name(method="end_to_end")
+    for overrides in ({"aggregator.epochs": 3}, {"refine.threshold": 0.4}, {"evaluation.retrainings": 7}):
+        assert name(overrides, start=True) == name(start=True)
+    assert name({"pretrain.epochs": 3}, start=True) != name(start=True)
+
+
+def test_a_cohort_that_changed_is_another(tmp_path):
+    cohort = tmp_path / "c"
+    cohort.mkdir()
+    (cohort / "bags.csv").write_text("a")
+    (cohort / "cohort.json").write_text("{}")
+    first = name(cohort={"": cohort})
+    planner = Planner(read_budget("smoke"), {"": cohort}, None, {})
+    resampled = planner.resampled(planner.job(Cell(method="its2clr", cohort="sub_bags"), 0))
+    (cohort / "bags.csv").write_text("b")
+    assert name(cohort={"": cohort}) != first
+    planner = Planner(read_budget("smoke"), {"": cohort}, None, {})
+    assert planner.resampled(planner.job(Cell(method="its2clr", cohort="sub_bags"), 0)) != resampled
+    other = tmp_path / "other" / "c"  # the same name elsewhere
+    other.mkdir(parents=True)
+    (other / "bags.csv").write_text("b")
+    (other / "cohort.json").write_text("{}")
+    assert name(cohort={"": other}) != name(cohort={"": cohort})
 
 
 def test_what_is_measured_is_joined_over_cells(planner):
@@ -77,6 +126,18 @@ def test_the_users_settings_stand_above_the_datasets():
     assert planner.setting(Cell(method="its2clr", dataset="tcga-kras", setting="refine.threshold")) == 0.45
     swept = planner.job(Cell(method="its2clr", values={"refine.threshold": 0.1}), 0)
     assert swept.settings == {"refine.threshold": 0.1}
+    with pytest.raises(InputError, match="--seeds says how many"):
+        Planner(read_budget("smoke"), COHORT, None, {"seed": 7})
+
+
+def test_the_users_recipe_stands_above_the_dataset_all_cells_are_of(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("aggregator: {name: max}\nrefine: {threshold: 0.6}\n")
+    planner = Planner(read_budget("smoke"), COHORT, str(recipe), {})
+    config = planner.config(planner.job(Cell(method="its2clr"), 0))
+    assert (config.aggregator.name, config.refine.threshold) == ("max", 0.6)
+    config = planner.config(planner.job(Cell(method="its2clr", dataset="tcga-kras"), 0))
+    assert (config.aggregator.name, config.refine.threshold) == ("dsmil", 0.5)  # the column says so
 
 
 def test_methods_differ_by_what_they_name(planner):
@@ -89,4 +150,4 @@ def test_methods_differ_by_what_they_name(planner):
     assert settings("cross_entropy") == {"refine.objective": "cross_entropy", "refine.self_paced": False}
     resampled = planner.job(Cell(method="its2clr", cohort={"keep_positives": 0.5}), 0)
     assert resampled.resampling == Resampling(keep_positives=0.5)
-    assert resampled.start == planner.job(Cell(method="simclr"), 0)
+    assert resampled.start == planner.job(Cell(method="its2clr"), 0).start

@@ -1,7 +1,7 @@
 import pytest
 
 from its2clr.experiments.collect import Found, _points, _summary
-from its2clr.experiments.metrics import Value, read_metric
+from its2clr.experiments.metrics import NO_TRUTH, NOT_MEASURED, Value, read_metric
 from its2clr.experiments.spec import Experiment, experiments
 from its2clr.experiments.verdicts import compare, sentences
 
@@ -20,20 +20,29 @@ def spec(methods="columns"):
 
 @pytest.mark.parametrize("methods", ["rows", "columns"])
 @pytest.mark.parametrize(
-    ("simclr", "expected"), [(70, ["same", "reversed"]), (84, ["level", "level"]), (95, ["reversed", "same"])]
+    ("simclr", "expected"),
+    [
+        ({0: 70, 1: 60}, ["same", "reversed"]),
+        ({0: 86, 1: 74}, ["level", "level"]),
+        ({0: 95, 1: 85}, ["reversed", "same"]),
+        ({1: 70}, ["unknown", "unknown"]),
+    ],
 )
-def test_order_against_the_paper(methods, simclr, expected):
+def test_order_against_the_paper_is_judged_seed_by_seed(methods, simclr, expected):
+    """Seeds lie 10 apart, their differences do not: only these count."""
     place = (lambda line, method: (line, method)) if methods == "columns" else (lambda line, method: (method, line))
     found = {}
     for line in "AB":
-        found[place(line, "SimCLR")] = Found(simclr, 3.0, "seeds")
-        found[place(line, "ItS2CLR")] = Found(85.0, 4.0, "seeds")
+        found[place(line, "SimCLR")] = Found(0.0, 7.0, "seeds", simclr)
+        found[place(line, "ItS2CLR")] = Found(80.0, 7.0, "seeds", {0: 85.0, 1: 75.0, 2: 80.0})
     comparisons = compare(spec(methods), found)
     assert [one.verdict for one in comparisons] == expected
-    assert all(one.spread == pytest.approx(5.0) for one in comparisons)
     text = sentences(spec(methods), comparisons)
+    if expected[0] == "unknown":
+        assert "no spread" in text
+        return
     assert f"{expected.count('same')} of 2 comparisons have the paper's order" in text
-    assert ("A, SimCLR: -10.00 (paper +10.00)" in text) == (expected[0] == "reversed")
+    assert ("A, SimCLR: -10.00 ± 0.00 (paper +10.00)" in text) == (expected[0] == "reversed")
 
 
 def test_missing_numbers_are_not_compared():
@@ -44,18 +53,19 @@ def test_missing_numbers_are_not_compared():
 
 def test_the_witness_rate_is_no_method():
     table = experiments()["tab:WR_exp"]
-    found = {place: Found(50.0) for place in table.cells()}
+    found = {place: Found(50.0, values={0: 50.0}) for place in table.cells()}
     assert len(compare(table, found)) == 6 * 3
 
 
 def test_spread_is_over_seeds_and_with_one_seed_over_retrainings():
-    two = _summary([Value(0.8, 0.5), Value(0.9, 0.5)], 100, None)
+    two = _summary({0: Value(0.8, 0.5), 2: Value(0.9, 0.5)}, 100, None)
+    assert two.values == {0: pytest.approx(80), 2: pytest.approx(90)}
     assert (two.mean, two.over) == (pytest.approx(85), "seeds")
     assert two.spread == pytest.approx(7.0710678)
-    one = _summary([Value(0.8, 0.02)], 100, None)
+    one = _summary({0: Value(0.8, 0.02)}, 100, None)
     assert (one.spread, one.over) == (pytest.approx(2), "retrainings")
-    assert _summary([Value(0.8)], 1, None).spread is None
-    assert _summary([], 1, "failed").reason == "failed"
+    assert _summary({0: Value(0.8)}, 1, None).spread is None
+    assert _summary({}, 1, "failed").reason == "failed"
 
 
 def test_points_of_curves_are_joined_by_epoch():
@@ -85,7 +95,8 @@ def test_metrics_are_found_in_results():
 
     assert read("bag_auc") == Value(0.9, 0.1)
     assert read("bag_auc", "max") == Value(0.7, 0.1)
-    assert read("instance_auc") is None  # no ground truth
+    assert read("instance_auc") == NO_TRUTH
+    assert read("bag_auc", "top_k") == NOT_MEASURED
     assert read("probe_dice") == Value(0.4)
     assert read("training_instance_auc") == Value(0.8)
     assert read("training_instance_auc", round_="first") == Value(0.7)

@@ -230,7 +230,7 @@ def _train_epoch(
         )
     found = engine.sum_over_processes(scores).cpu().numpy()
     auc = float(roc_auc_score(train.labels[order], found)) if 0 < train.labels[order].mean() < 1 else math.nan
-    return {"loss": loss_mean, "train_auc": auc, "steps": float((epoch + 1) * len(steps)), "seconds": seconds}
+    return {"loss": loss_mean, "train_auc": auc, "bags_seen": float((epoch + 1) * len(order)), "seconds": seconds}
 
 
 def _validate(model: EndToEndNetwork, validation: Bags, engine: Engine) -> dict[str, float]:

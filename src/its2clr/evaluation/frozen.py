@@ -65,9 +65,10 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     pairs = stages.trained()
     if not pairs:
         raise InputError(f"{run.path}: nothing to evaluate yet; run `its2clr fit` or `its2clr aggregate` on it first")
-    notes = {"models": [" ".join(pair) for pair in pairs], "of_features": of_features}
     done = run.done("evaluate") or {}
-    if done.get("models") == notes["models"] and (done["of_features"] or not of_features):
+    of_features = of_features or done.get("of_features", False)
+    notes = {"models": [" ".join(pair) for pair in pairs], "of_features": of_features}
+    if done == notes:
         stages.engine.say("evaluate: already done")
         results: dict[str, Any] = read_json(run.path / "results.json")
         return results
@@ -96,10 +97,12 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
         "cohort": {"path": str(run.cohort), **describe(cohort)},
         "aggregator": own,
         "method": refinement_name(run.config.refine),
-        "seconds": _seconds(run.path),
+        "seconds": training_seconds(run.path),
     }
+    if run.done("refine") is not None:
+        results |= {"refine": _best_round(run.path), "rounds": _rounds(stages, cohort.split("train"))}
     if health is not None:
-        results |= {"refine": _best_round(run.path), "rounds": _rounds(stages, cohort.split("train")), "health": health}
+        results["health"] = health
     if stages.engine.is_writer:
         write_json(run.path / "results.json", results)
         _write_predictions(run.path, test, {pair: parts["test"] for pair, parts in scores.items()})
@@ -214,7 +217,7 @@ def _round_tables(run: Path) -> list[tuple[dict[str, Any], pd.DataFrame]]:
     return [(read_json(f / "metrics.json"), pd.read_parquet(f / "pseudo_labels.parquet")) for f in folders]
 
 
-def _seconds(run: Path) -> dict[str, float]:
+def training_seconds(run: Path) -> dict[str, float]:
     """Seconds of training by stage, over all starts of the run."""
     path = run / "metrics.jsonl"
     seconds: dict[str, float] = {}

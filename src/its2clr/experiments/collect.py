@@ -1,7 +1,6 @@
 """The numbers of an experiment, from the results of its runs: mean and spread over seeds, and why some are missing."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,11 @@ import numpy as np
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.engine.files import read_json
 from its2clr.errors import InputError
+from its2clr.evaluation.frozen import training_seconds
 from its2clr.experiments.metrics import Value, read_metric
 from its2clr.experiments.plan import Job, Planner
 from its2clr.experiments.spec import Cell, Experiment, Number
+from its2clr.stages import START
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,14 @@ class Found:
         mean: Mean over seeds; None where there is no number.
         spread: Standard deviation over seeds; with one seed, over retrainings; None where neither has two.
         over: What the spread is over.
-        values: The number of each seed.
+        values: The number of each seed that has one.
         reason: Why there is no number, or why seeds are missing.
     """
 
     mean: float | None = None
     spread: float | None = None
     over: str | None = None
-    values: list[float] = field(default_factory=list)
+    values: Mapping[int, float] = field(default_factory=dict)
     reason: str | None = None
 
 
@@ -51,13 +52,11 @@ class Collector:
 
     Attributes:
         planner: Knows the job of a cell.
-        out: Folder of the runs.
         seeds: Training seeds.
         failures: Why jobs failed.
     """
 
     planner: Planner
-    out: Path
     seeds: int
     failures: Mapping[Job, str]
 
@@ -67,32 +66,32 @@ class Collector:
             return Found(reason=cell.missing)
         if cell.setting is not None:
             setting = float(self.planner.setting(cell))
-            return Found(setting, None, None, [setting])
+            return Found(setting, values={0: setting})
         assert cell.metric is not None
-        values: list[Value] = []
-        reasons: list[str] = []
+        values: dict[int, Value] = {}
+        reasons: dict[str, list[str]] = {}
         for seed in range(self.seeds):
             try:
                 job = self.planner.job(cell, seed)
             except InputError as error:
                 return Found(reason=str(error))
-            results = self.results(job)
-            if results is None:
-                reasons.append(f"seed {seed}: {self.failures.get(job, 'not run')}")
-                continue
-            value = read_metric(
-                results,
-                job.stage,
-                cell.metric,
-                self.planner.other(job, cell.aggregator),
-                cell.round,
-                self._pretrain_seconds(job),
-            )
-            if value is None or math.isnan(value.mean):
-                reasons.append(f"seed {seed}: needs instance labels of both classes in every split")
+            value = self._read(job, cell)
+            if isinstance(value, Value):
+                values[seed] = value
             else:
-                values.append(value)
-        return _summary(values, scale, "; ".join(reasons) or None)
+                reasons.setdefault(value, []).append(str(seed))
+        listed = "; ".join(f"seed {', '.join(seeds)}: {reason}" for reason, seeds in reasons.items())
+        return _summary(values, scale, listed or None)
+
+    def _read(self, job: Job, cell: Cell) -> Value | str:
+        assert cell.metric is not None
+        results = self.results(job)
+        if results is None:
+            return self.failures.get(job, "not run")
+        start = self.planner.folder(job.start) if job.start is not None else None
+        seconds = 0.0 if start is None else training_seconds(start).get("pretrain", 0.0)
+        other = self.planner.other(job, cell.aggregator)
+        return read_metric(results, job.stage, cell.metric, other, cell.round, seconds)
 
     def cells(self, spec: Experiment) -> dict[tuple[str, str], Found]:
         """The numbers of a table."""
@@ -110,14 +109,13 @@ class Collector:
     def rounds(self, cell: Cell, field_: str) -> list[Point]:
         """A number of every round by its epoch."""
         found = [self.results(job) for job in self.finished(cell)]
-        return _points(
-            [{entry["epoch"]: entry.get(field_) for entry in results["rounds"]} for results in found if results]
-        )
+        curves = [{entry["epoch"]: entry.get(field_) for entry in one.get("rounds", [])} for one in found if one]
+        return _points(curves)
 
     def training(self, cell: Cell, field_: str) -> list[Point]:
-        """`train_loss`, `validation_loss` or `validation_auc` by training step, of an aggregator or end to end."""
-        read = {"end_to_end": _end_to_end, "pretrain": _aggregator}
-        return _points([read[job.stage](job.folder(self.out), field_) for job in self.finished(cell)])
+        """`train_loss`, `validation_loss` or `validation_auc` by bags seen, of an aggregator or end to end."""
+        read = {"end_to_end": _end_to_end, "aggregate": _aggregator}
+        return _points([read[job.stage](self.planner.folder(job), field_) for job in self.finished(cell)])
 
     def finished(self, cell: Cell) -> list[Job]:
         """The jobs of a cell that have a result, seed by seed; none where no cohort was given for it."""
@@ -129,15 +127,11 @@ class Collector:
 
     def results(self, job: Job) -> dict[str, Any] | None:
         """Results of a job's run; None where it failed or was not run."""
-        path = job.folder(self.out) / "results.json"
+        path = self.planner.folder(job) / "results.json"
         if job in self.failures or not path.is_file():
             return None
         results: dict[str, Any] = read_json(path)
         return results
-
-    def _pretrain_seconds(self, job: Job) -> float:
-        start = self.results(job.start) if job.start is not None else None
-        return 0.0 if start is None else float(start["seconds"].get("pretrain", 0.0))
 
 
 def paper_number(spec: Experiment, row: str, column: str) -> Number:
@@ -145,16 +139,16 @@ def paper_number(spec: Experiment, row: str, column: str) -> Number:
     return spec.paper[row][list(spec.columns).index(column)]
 
 
-def _summary(values: list[Value], scale: float, reason: str | None) -> Found:
+def _summary(values: Mapping[int, Value], scale: float, reason: str | None) -> Found:
     if not values:
         return Found(reason=reason)
-    means = [value.mean * scale for value in values]
+    means = {seed: value.mean * scale for seed, value in values.items()}
     spread, over = None, None
     if len(means) > 1:
-        spread, over = float(np.std(means, ddof=1)), "seeds"
-    elif values[0].std is not None:
-        spread, over = values[0].std * scale, "retrainings"
-    return Found(float(np.mean(means)), spread, over, means, reason)
+        spread, over = float(np.std(list(means.values()), ddof=1)), "seeds"
+    elif (std := next(iter(values.values())).std) is not None:
+        spread, over = std * scale, "retrainings"
+    return Found(float(np.mean(list(means.values()))), spread, over, means, reason)
 
 
 def _points(curves: list[dict[float, float | None]]) -> list[Point]:
@@ -169,16 +163,11 @@ def _points(curves: list[dict[float, float | None]]) -> list[Point]:
 def _end_to_end(folder: Path, field_: str) -> dict[float, float | None]:
     lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     name = "loss" if field_ == "train_loss" else field_
-    return {line["steps"]: line[name] for line in lines if line["stage"] == "end_to_end"}
+    return {line["bags_seen"]: line[name] for line in lines if line["stage"] == "end_to_end"}
 
 
 def _aggregator(folder: Path, field_: str) -> dict[float, float | None]:
-    """Mean over retrainings; one step is one optimiser step over `bags_per_step` bags."""
-    from its2clr.engine.rundir import read_run_config
-
-    saved = read_run_config(folder)
-    assert saved is not None
+    """Mean over retrainings of the aggregator on SimCLR features."""
     bags = read_json(folder / "results.json")["cohort"]["splits"]["train"]["bags"]
-    steps = math.ceil(bags / saved[0].aggregator.bags_per_step)
-    history = TrainedAggregators.load(folder / "aggregators" / "simclr.safetensors").history
-    return {record["epoch"] * steps: float(np.mean(record[field_])) for record in history}  # type: ignore[literal-required]
+    history = TrainedAggregators.load(folder / "aggregators" / f"{START}.safetensors").history
+    return {record["epoch"] * bags: float(np.mean(record[field_])) for record in history}  # type: ignore[literal-required]

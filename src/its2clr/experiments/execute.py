@@ -1,32 +1,45 @@
 """Runs jobs: starts before what starts from them, several at a time when asked; a failed one does not stop the rest."""
 
+import json
 import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from its2clr.errors import Its2clrError
 from its2clr.experiments.metrics import ENCODER_OF_STAGE
 from its2clr.experiments.plan import Job
 
 if TYPE_CHECKING:
     from its2clr.engine.devices import Engine
 
+LOST = "its worker was killed from outside; too little memory is the usual cause: try fewer --workers"
+
 
 @dataclass(frozen=True)
 class Task:
-    """A job with all that a worker needs to run it."""
+    """A job with all that a worker needs to run it.
+
+    Attributes:
+        job: The job.
+        folder: Its run directory.
+        cohort: The cohort, resampled where the job wants that.
+        settings: All settings of the run.
+        aggregators: Trained on the frozen features; None is the run's own.
+        of_features: Whether class separation and linear probe are measured.
+    """
 
     job: Job
     folder: Path
     cohort: Path
-    recipe: str
-    overrides: Mapping[str, Any]
+    settings: Mapping[str, Any]
     aggregators: tuple[str | None, ...]
     of_features: bool
 
@@ -52,46 +65,12 @@ def execute(tasks: Mapping[Job, Task], workers: int, report: Callable[[Outcome, 
         Why jobs failed, by job; what starts from a failed start fails too.
     """
     failures: dict[Job, str] = {}
-    for done, outcome in enumerate(_outcomes(tasks, workers), start=1):
+    outcomes = _one_by_one(tasks) if workers == 1 else _side_by_side(tasks, min(workers, len(tasks)))
+    for done, outcome in enumerate(outcomes, start=1):
         if outcome.failure is not None:
             failures[outcome.job] = outcome.failure
         report(outcome, done, len(tasks))
     return failures
-
-
-def _outcomes(tasks: Mapping[Job, Task], workers: int) -> Iterator[Outcome]:
-    if workers == 1:
-        failed: set[Job | None] = set()
-        for job, task in tasks.items():
-            outcome = _not_started(job) if job.start in failed else run_task(task)
-            failed |= {job} if outcome.failure else set()
-            yield outcome
-        return
-    context = multiprocessing.get_context("spawn")
-    devices = context.SimpleQueue()
-    for number in range(workers):
-        devices.put(number)
-    with ProcessPoolExecutor(workers, context, _prepare_worker, (devices, workers)) as pool:
-        waiting = {job for job in tasks if job.start is not None}
-        running: dict[Future[Outcome], Job] = {
-            pool.submit(run_task, t): job for job, t in tasks.items() if not job.start
-        }
-        try:
-            while running:
-                finished, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    del running[future]
-                    outcome = future.result()
-                    yield outcome
-                    ready = [job for job in tasks if job in waiting and job.start == outcome.job]
-                    waiting -= set(ready)
-                    if outcome.failure is None:
-                        running |= {pool.submit(run_task, tasks[job]): job for job in ready}
-                    else:
-                        yield from (_not_started(job) for job in ready)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def run_task(task: Task) -> Outcome:
@@ -101,45 +80,118 @@ def run_task(task: Task) -> Outcome:
 
     started = time.monotonic()
     try:
+        engine = _engine(json.dumps(task.settings["engine"]))
         stages = open_run(
-            task.folder,
-            task.cohort,
-            task.recipe,
-            task.overrides,
-            quiet=True,
-            engine=_engine(str(task.overrides.get("engine.accelerator", "auto"))),
-            write_features=False,
+            task.folder, task.cohort, None, task.settings, quiet=True, engine=engine, write_features=False
         )
-        getattr(stages, task.job.stage)()
-        for aggregator in task.aggregators:
-            stages.aggregate(ENCODER_OF_STAGE[task.job.stage], aggregator)
-        evaluate(stages, of_features=task.of_features)
-    except (Its2clrError, OSError, MemoryError, RuntimeError) as error:
+        steps = {"refine": stages.refine, "end_to_end": stages.end_to_end}
+        steps.get(task.job.stage, stages.pretrain)()
+        if task.job.stage != "pretrain":
+            for aggregator in task.aggregators:
+                stages.aggregate(ENCODER_OF_STAGE[task.job.stage], aggregator)
+            evaluate(stages, of_features=task.of_features)
+    except Exception as error:  # noqa: BLE001 (whatever it was, the other jobs go on, and the page names it)
         return Outcome(task.job, time.monotonic() - started, f"{type(error).__name__}: {error}")
     return Outcome(task.job, time.monotonic() - started)
 
 
-@cache
-def _engine(accelerator: str) -> "Engine":
-    """One engine per process: its decoded tiles serve all runs on a cohort."""
-    from its2clr.config import EngineConfig
-    from its2clr.engine.devices import Engine
-
-    engine = Engine(EngineConfig.model_validate({"accelerator": accelerator}))
-    engine.memory = {}
-    return engine
+def _one_by_one(tasks: Mapping[Job, Task]) -> Iterator[Outcome]:
+    failed: set[Job | None] = set()
+    for job, task in tasks.items():
+        outcome = _not_started(job) if job.start in failed else run_task(task)
+        failed |= {job} if outcome.failure else set()
+        yield outcome
 
 
-def _prepare_worker(devices: Any, workers: int) -> None:
-    """Give a worker its share of the cores, and one of the GPUs."""
-    number: int = devices.get()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
+    """Workers take the first task whose start is there; one that dies loses its task only."""
+    pending = dict(tasks)
+    settled: dict[Job, bool] = {}
+    workers = [_Worker(number, count) for number in range(count)]
+    try:
+        while pending or any(worker.job for worker in workers):
+            for job in [job for job in pending if job.start is not None and settled.get(job.start) is False]:
+                del pending[job]
+                settled[job] = False
+                yield _not_started(job)
+            for worker in workers:
+                ready = next((job for job in pending if job.start is None or settled.get(job.start)), None)
+                if worker.job is None and ready is not None:
+                    worker.give(pending.pop(ready))
+            busy = {worker.pipe: worker for worker in workers if worker.job is not None}
+            for pipe in multiprocessing.connection.wait(list(busy)):
+                outcome = busy[pipe].take()  # type: ignore[index]
+                settled[outcome.job] = outcome.failure is None
+                yield outcome
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+class _Worker:
+    """A process that runs one task after the other; started when it gets its first, and anew when it was lost."""
+
+    def __init__(self, number: int, count: int) -> None:
+        self._number, self._count = number, count
+        self._process: SpawnProcess | None = None
+        self.pipe: Connection
+        self.job: Job | None = None
+
+    def give(self, task: Task) -> None:
+        if self._process is None:
+            context = multiprocessing.get_context("spawn")
+            self.pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs, self._number, self._count), daemon=True)
+            self._process.start()
+            theirs.close()
+        self.job = task.job
+        self.pipe.send(task)
+
+    def take(self) -> Outcome:
+        assert self.job is not None
+        job, self.job = self.job, None
+        try:
+            outcome: Outcome = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.stop()
+            return Outcome(job, 0.0, LOST)
+        return outcome
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.join()
+            self.pipe.close()
+            self._process = None
+
+
+def _serve(pipe: Connection, number: int, count: int) -> None:
+    """Run tasks until the pipe closes, with a share of the cores and one of the GPUs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its workers
     import torch
 
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
+    while True:
+        try:
+            task: Task = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(run_task(task))
+
+
+@cache
+def _engine(settings: str) -> "Engine":
+    """One engine per process and settings (as JSON): its decoded tiles serve all runs on a cohort."""
+    from its2clr.config import EngineConfig
+    from its2clr.engine.devices import Engine
+
+    engine = Engine(EngineConfig.model_validate_json(settings))
+    engine.memory = {}
+    return engine
 
 
 def _not_started(job: Job) -> Outcome:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from its2clr.errors import InputError
 from its2clr.stages import END_TO_END, REFINED, START
 
-ENCODER_OF_STAGE = {"pretrain": START, "refine": REFINED, "end_to_end": END_TO_END}
+ENCODER_OF_STAGE = {"aggregate": START, "refine": REFINED, "end_to_end": END_TO_END}
 
 _OF_MODEL = {
     **{f"bag_{name}": ("bag", name) for name in ("auc", "auprc")},
@@ -22,6 +22,10 @@ _OF_FEATURES = {
 }
 _OF_ROUND = {"training_instance_auc": "instance_auc", "training_instance_max_f1": "instance_max_f1"}
 _OF_TIME = {"refine_time_share", "round_time_share"}
+METRICS = {"witness_rate", *_OF_MODEL, *_OF_FEATURES, *_OF_ROUND, *_OF_TIME}
+
+NO_TRUTH = "needs instance labels of both classes in every split"
+NOT_MEASURED = "not measured in this run"
 
 
 class Value(NamedTuple):
@@ -38,8 +42,8 @@ def of_features(metric: str | None) -> bool:
 
 def read_metric(
     results: Mapping[str, Any], stage: str, metric: str, aggregator: str | None, round_: str, pretrain_seconds: float
-) -> Value | None:
-    """A metric in the results of a run; None where the cohort has no instance labels to measure it with.
+) -> Value | str:
+    """A metric in the results of a run, or why it is not there.
 
     Args:
         results: Content of results.json.
@@ -52,25 +56,23 @@ def read_metric(
     Raises:
         InputError: The metric has no such name.
     """
+    if metric not in METRICS:
+        raise InputError(f"no metric named {metric!r}")
     if metric == "witness_rate":
         return _value(results["cohort"].get("witness_rate"))
     encoder = results[ENCODER_OF_STAGE[stage]]
     if metric in _OF_MODEL:
-        found = encoder["test"] if aggregator is None else encoder["aggregators"][aggregator]
-        return _value(_at(found, _OF_MODEL[metric]))
+        found = encoder.get("test") if aggregator is None else encoder.get("aggregators", {}).get(aggregator)
+        return NOT_MEASURED if found is None else _value(_at(found, _OF_MODEL[metric]))
     if metric in _OF_FEATURES:
         return _value(_at(encoder, _OF_FEATURES[metric]))
     rounds = results.get("rounds", [])
     if metric in _OF_ROUND:
         best = max(rounds, key=lambda entry: (entry["validation_auc"], entry["epoch"]))
         return _value((rounds[0] if round_ == "first" else best).get(_OF_ROUND[metric]))
-    if metric in _OF_TIME:
-        if not pretrain_seconds:
-            return None
-        seconds = results["seconds"]
-        spent = seconds["refine"] if metric == "refine_time_share" else seconds["round"] / len(rounds)
-        return Value(spent / pretrain_seconds)
-    raise InputError(f"no metric named {metric!r}")
+    seconds = results["seconds"]
+    spent = seconds["refine"] if metric == "refine_time_share" else seconds["round"] / len(rounds)
+    return Value(spent / pretrain_seconds) if pretrain_seconds else "the pretraining was not trained here"
 
 
 def _at(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
@@ -80,9 +82,9 @@ def _at(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     return found
 
 
-def _value(found: Any) -> Value | None:
+def _value(found: Any) -> Value | str:
     if found is None:
-        return None
+        return NO_TRUTH
     if isinstance(found, Mapping):
         return Value(found["mean"], found["std"] if len(found["values"]) > 1 else None)
-    return Value(float(found))
+    return Value(float(found)) if found == found else NO_TRUTH  # noqa: PLR0124 (nan)

@@ -1,6 +1,7 @@
 """One section of the page per experiment: collects its numbers, draws its picture, puts them into words."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,15 @@ SURE = 0.1
 """A probability closer than this to 0 or 1 counts as sure."""
 
 
+@dataclass(frozen=True)
+class Context:
+    """What a section is made from: the experiment, where its numbers are, and where its picture goes."""
+
+    spec: Experiment
+    collector: Collector
+    picture: Path
+
+
 class Section(NamedTuple):
     """What is known of an experiment: table or sentence in Markdown, numbers, and how they compare with the paper."""
 
@@ -28,52 +38,53 @@ class Section(NamedTuple):
     comparisons: Sequence[Comparison] = ()
 
 
-def write_section(spec: Experiment, collector: Collector, cohort: Cohort, settings: Mapping[str, Any]) -> str:
+def write_section(spec: Experiment, collector: Collector, settings: Mapping[str, Any]) -> str:
     """Write the folder of an experiment and give its section of the page.
 
     Args:
         spec: The experiment.
         collector: Where its numbers are.
-        cohort: Bags for maps and examples.
         settings: What the runs were made with, for result.json.
     """
-    folder = collector.out / spec.folder
+    folder = collector.planner.out / spec.folder
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / "plot.png"
     picture.unlink(missing_ok=True)
-    section = _KINDS[spec.kind](spec, collector, cohort, picture)
-    verdict = sentences(spec, list(section.comparisons))
+    section = _KINDS[spec.kind](Context(spec, collector, picture))
+    verdict = sentences(spec, section.comparisons)
     return render.write_experiment(folder, spec, section.body, verdict, section.frame, section.comparisons, settings)
 
 
-def _table(spec: Experiment, collector: Collector, cohort: Cohort, picture: Path) -> Section:  # noqa: ARG001
-    found = collector.cells(spec)
-    plots.draw_table(picture, spec, found)
+def _table(context: Context) -> Section:
+    spec, found = context.spec, context.collector.cells(context.spec)
+    plots.draw_table(context.picture, spec, found)
     return Section(render.table_markdown(spec, found), render.table_frame(spec, found), compare(spec, found))
 
 
-def _sweep(spec: Experiment, collector: Collector, cohort: Cohort, picture: Path) -> Section:  # noqa: ARG001
-    found = collector.sweep(spec)
-    plots.draw_sweep(picture, spec, found)
-    return Section(render.sweep_markdown(spec, found), render.sweep_frame(found))
+def _sweep(context: Context) -> Section:
+    found = context.collector.sweep(context.spec)
+    plots.draw_sweep(context.picture, context.spec, found)
+    return Section(render.sweep_markdown(context.spec, found), render.sweep_frame(found))
 
 
-def _curves(spec: Experiment, collector: Collector, cohort: Cohort, picture: Path) -> Section:  # noqa: ARG001
+def _curves(context: Context) -> Section:
+    spec = context.spec
     panels = {
-        title: {name: collector.rounds(cell, field) for (name, _), cell in spec.cells().items()}
+        title: {name: context.collector.rounds(cell, field) for (name, _), cell in spec.cells().items()}
         for field, title in spec.y.items()
     }
     of_instances = any(field.startswith("instance") for field in spec.y)
-    return _drawn_curves(panels, picture, "refinement epoch", start=of_instances)
+    return _drawn_curves(panels, context.picture, "refinement epoch", start=of_instances)
 
 
-def _training(spec: Experiment, collector: Collector, cohort: Cohort, picture: Path) -> Section:  # noqa: ARG001
-    cells = {name: cell for (name, _), cell in spec.cells().items()}
-    losses = {name: collector.training(cell, "train_loss") for name, cell in cells.items()}
-    for name, cell in cells.items():
-        losses[f"{name}{plots.VALIDATION}"] = collector.training(cell, "validation_loss")
-    auc = {name: collector.training(cell, "validation_auc") for name, cell in cells.items()}
-    return _drawn_curves({"Loss": losses, "Bag AUC (validation bags)": auc}, picture, "training step", start=False)
+def _training(context: Context) -> Section:
+    cells = {name: cell for (name, _), cell in context.spec.cells().items()}
+    read = context.collector.training
+    losses = {name: read(cell, "train_loss") for name, cell in cells.items()}
+    losses |= {f"{name}{plots.VALIDATION}": read(cell, "validation_loss") for name, cell in cells.items()}
+    panels = {"Loss": losses}
+    panels["Bag AUC (validation bags)"] = {name: read(cell, "validation_auc") for name, cell in cells.items()}
+    return _drawn_curves(panels, context.picture, "bags seen", start=False)
 
 
 def _drawn_curves(
@@ -86,36 +97,43 @@ def _drawn_curves(
     return Section(render.curves_markdown(flat), render.curves_frame(flat))
 
 
-def _histogram(spec: Experiment, collector: Collector, cohort: Cohort, picture: Path) -> Section:  # noqa: ARG001
+def _histogram(context: Context) -> Section:
     """Probabilities and pseudo labels of the positive bags' instances in the last round of the first seed."""
-    jobs = collector.finished(next(iter(spec.cells().values())))
+    planner = context.collector.planner
+    jobs = context.collector.finished(next(iter(context.spec.cells().values())))
     if not jobs:
         return Section(NOTHING, pd.DataFrame(columns=["bag_id", "instance", "probability", "pseudo_label"]))
-    last = max(jobs[0].folder(collector.out).glob("rounds/*/pseudo_labels.parquet"))
+    last = max(planner.folder(jobs[0]).glob("rounds/*/pseudo_labels.parquet"))
     table = pd.read_parquet(last, columns=["bag_id", "instance", "probability", "pseudo_label"])
     in_positive_bag = table.groupby("bag_id")["pseudo_label"].transform("max") == 1
     table = table[in_positive_bag].reset_index(drop=True)
-    config = collector.planner.base.refine
-    plots.draw_histogram(picture, table, config.threshold, config.final_ratio)
+    config = planner.config(jobs[0]).refine
+    plots.draw_histogram(context.picture, table, config.threshold, config.final_ratio)
     sure = float(((table["probability"] < SURE) | (table["probability"] > 1 - SURE)).mean())
     body = f"{100 * sure:.1f}% of the {len(table)} instances have a probability below {SURE} or above {1 - SURE}."
     return Section(body, table)
 
 
-def _maps(spec: Experiment, collector: Collector, cohort: Cohort, picture: Path) -> Section:
+def _maps(context: Context) -> Section:
     """Predictions of every model, first seed, on positive test bags at some quantiles of the share of positives."""
-    names = _bags_at(cohort.split("test"), spec.bags)
-    models: dict[str, pd.DataFrame] = {}
-    for (name, _), cell in spec.cells().items():
-        for job in collector.finished(cell)[:1]:
-            table = pd.read_parquet(job.folder(collector.out) / "predictions.parquet")
-            own = table["aggregator"] == table["aggregator"].iloc[0]
-            models[name] = table[own & table["bag_id"].isin(names)]
     columns = ["model", "bag_id", "instance", "x", "y", "probability", "label"]
+    jobs = {name: context.collector.finished(cell)[:1] for (name, _), cell in context.spec.cells().items()}
+    found = {name: job for name, some in jobs.items() for job in some}
+    if not found:
+        return Section(NOTHING, pd.DataFrame(columns=columns))
+    cohort = Cohort.open(next(iter(found.values())).cohort)
+    names = _bags_at(cohort.split("test"), context.spec.bags)
+    models: dict[str, pd.DataFrame] = {}
+    for name, job in found.items():
+        planner = context.collector.planner
+        table = pd.read_parquet(planner.folder(job) / "predictions.parquet")
+        own = table["aggregator"] == planner.config(job).aggregator.name
+        models[name] = table[own & table["bag_id"].isin(names)]
+    models = {name: table for name, table in models.items() if len(table)}
     if not models:
         return Section(NOTHING, pd.DataFrame(columns=columns))
     bags = {bag: {name: table[table["bag_id"] == bag] for name, table in models.items()} for bag in names}
-    plots.draw_maps(picture, bags, float(cohort.tile_file(names[0]).tile_size_level0))
+    plots.draw_maps(context.picture, bags, float(cohort.tile_file(names[0]).tile_size_level0))
     frame = pd.concat([table.assign(model=name) for name, table in models.items()])
     return Section("", frame[columns])
 
@@ -129,9 +147,10 @@ def _bags_at(test: Cohort, quantiles: Sequence[float]) -> list[str]:
     return [str(test.bags["bag_id"].iloc[rows[round(quantile * (len(rows) - 1))]]) for quantile in quantiles]
 
 
-def _examples(spec: Experiment, collector: Collector, cohort: Cohort, picture: Path) -> Section:  # noqa: ARG001
-    tiles = example_tiles(cohort)
-    plots.draw_examples(picture, tiles)
+def _examples(context: Context) -> Section:
+    cohorts = context.collector.planner.cohorts
+    tiles = example_tiles(Cohort.open(cohorts.get("", next(iter(cohorts.values())))))
+    plots.draw_examples(context.picture, tiles)
     return Section("", pd.DataFrame({"tile": [words for _, words in tiles]}))
 
 
@@ -149,11 +168,11 @@ def example_tiles(cohort: Cohort, count: int = 5) -> list[tuple[NDArray[np.uint8
     return tiles
 
 
-def _drawing(spec: Experiment, collector: Collector, cohort: Cohort, picture: Path) -> Section:  # noqa: ARG001
+def _drawing(context: Context) -> Section:  # noqa: ARG001
     return Section("", pd.DataFrame())
 
 
-_KINDS: dict[str, Callable[[Experiment, Collector, Cohort, Path], Section]] = {
+_KINDS: dict[str, Callable[[Context], Section]] = {
     "table": _table,
     "sweep": _sweep,
     "curves": _curves,

@@ -7,17 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from its2clr.config import RunConfig, resolve_config
+from its2clr.config import RunConfig, flatten, read_recipe, resolve_config
+from its2clr.engine.files import hash_files
 from its2clr.errors import InputError
 from its2clr.experiments.metrics import of_features
-from its2clr.experiments.spec import Budget, Cell, Resampling, Stage, datasets, methods
+from its2clr.experiments.spec import BASE_DATASET, Budget, Cell, Resampling, Stage, datasets, methods
 
-_SECTIONS_OF_STAGE: dict[Stage, tuple[str, ...]] = {
-    "pretrain": ("refine", "end_to_end"),
+_NOT_LOOKED_AT: dict[Stage, tuple[str, ...]] = {
+    "pretrain": ("aggregator", "refine", "end_to_end", "evaluation"),
+    "aggregate": ("refine", "end_to_end"),
     "refine": ("end_to_end",),
     "end_to_end": ("refine",),
 }
 """Sections of the settings that a stage does not look at: runs that differ there only are the same run."""
+_OF_THE_START = ("encoder", "projector", "pretrain")
+"""Sections that make a start what it is."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,10 @@ class Job:
     """One training, for one seed: a run directory.
 
     Attributes:
-        stage: What is trained from the SimCLR start.
+        stage: What is trained.
         cohort: Folder of the cohort given by the user.
         resampling: How it is changed first.
-        values: Settings beyond the budget's, as sorted pairs of key and JSON.
+        values: Settings beyond those of every run, as sorted pairs of key and JSON.
         seed: Training seed.
     """
 
@@ -40,27 +44,16 @@ class Job:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings beyond the budget's, by dotted key."""
+        """Settings beyond those of every run, by dotted key."""
         return {key: json.loads(value) for key, value in self.values}
 
     @property
     def start(self) -> "Job | None":
-        """The pretraining this job starts from; None when it is that itself, or starts from scratch."""
-        if self.settings.get("end_to_end.start") == "scratch":
+        """The pretraining this job starts from; None when it is one itself, or starts from scratch."""
+        if self.stage == "pretrain" or self.settings.get("end_to_end.start") == "scratch":
             return None
-        start = Job("pretrain", self.cohort, Resampling(), (), self.seed)
-        return None if start == self else start
-
-    @property
-    def name(self) -> str:
-        """Name of its folder, the same for the same training."""
-        described = json.dumps([self.cohort, self.resampling.model_dump(), self.values])
-        digest = hashlib.sha256(described.encode()).hexdigest()[:8]
-        return "-".join(filter(None, [self.stage, self.resampling.name, digest]))
-
-    def folder(self, out: Path) -> Path:
-        """Its run directory."""
-        return out / "runs" / self.name / f"seed-{self.seed}"
+        values = tuple(pair for pair in self.values if pair[0].split(".")[0] in _OF_THE_START)
+        return Job("pretrain", self.cohort, Resampling(), values, self.seed)
 
     def describe(self) -> str:
         """In words, for progress and for the index of runs."""
@@ -82,26 +75,39 @@ class Needs:
 
 
 class Planner:
-    """Gives the job of a cell.
+    """Knows the job of a cell, the settings of a job, and where its run is.
+
+    What a run is called depends on everything it is made of: the cohort, all settings its stage looks at, and its
+    start. Runs of other settings or cohorts in the same folder are other runs.
 
     Args:
         budget: How much is trained.
         cohorts: Folder of the cohort of each dataset; "" is for all others.
         recipe: Replaces the budget's settings.
         overrides: Settings that hold for every run.
+        out: Folder of the runs.
     """
 
     def __init__(
-        self, budget: Budget, cohorts: Mapping[str, Path], recipe: str | None, overrides: Mapping[str, Any]
+        self,
+        budget: Budget,
+        cohorts: Mapping[str, Path],
+        recipe: str | None,
+        overrides: Mapping[str, Any],
+        out: Path = Path(),
     ) -> None:
-        self.budget, self.cohorts = budget, cohorts
-        self.recipe = recipe or budget.recipe
-        self.values = {**(budget.values if recipe is None else {}), **overrides}
-        self._chosen = set(overrides)
-        self.base = resolve_config(self.recipe, self.values)
         unknown = set(cohorts) - {"", *datasets()}
         if unknown:
             raise InputError(f"--cohort: no dataset named {unknown.pop()!r}; there are {', '.join(datasets())}")
+        if "seed" in overrides:
+            raise InputError("--set seed: seeds are 0, 1, ...; --seeds says how many")
+        self.budget, self.cohorts, self.out = budget, cohorts, out
+        self._recipe = recipe or budget.recipe
+        self._values = {**(budget.values if recipe is None else {}), **overrides}
+        self._of_user = set(flatten(overrides))
+        self._of_recipe = set() if recipe is None else set(flatten(read_recipe(recipe)))
+        self.base = resolve_config(self._recipe, self._values)
+        self._names: dict[Job, str] = {}
 
     def job(self, cell: Cell, seed: int) -> Job:
         """The training a cell is measured on.
@@ -114,23 +120,60 @@ class Planner:
         cohort = self.cohorts.get(cell.dataset, self.cohorts.get(""))
         if cohort is None:
             raise InputError(f"no cohort given for {cell.dataset}")
-        of_dataset = {key: value for key, value in datasets()[cell.dataset].items() if key not in self._chosen}
+        # What the user sets stands above a dataset's settings; a recipe above those of the dataset all cells are of.
+        chosen = self._of_user | (self._of_recipe if cell.dataset == BASE_DATASET else set())
+        of_dataset = {key: value for key, value in datasets()[cell.dataset].items() if key not in chosen}
         values = {**of_dataset, **method.values, **cell.values}
         if values.get("aggregator.name", self.base.aggregator.name) != self.base.aggregator.name:
             values["aggregator.options"] = {}
         kept = {
             key: value
             for key, value in values.items()
-            if key.split(".")[0] not in _SECTIONS_OF_STAGE[method.stage] and value != _setting(self.base, key)
+            if key.split(".")[0] not in _NOT_LOOKED_AT[method.stage] and value != _setting(self.base, key)
         }
         pairs = tuple(sorted((key, json.dumps(value)) for key, value in kept.items()))
         return Job(method.stage, str(cohort), cell.cohort, pairs, seed)
 
+    def config(self, job: Job) -> RunConfig:
+        """All settings of a job's run; sections its stage does not look at are left as the package has them."""
+        resolved = resolve_config(self._recipe, {**self._values, **job.settings, "seed": job.seed})
+        default = RunConfig()
+        unused = {section: getattr(default, section) for section in _NOT_LOOKED_AT[job.stage]}
+        if job.stage != "pretrain":
+            start = None if job.start is None else str(self.folder(job.start).absolute())
+            unused["pretrain"] = default.pretrain.model_copy(update={"start": start})
+        return resolved.model_copy(update=unused)
+
     def setting(self, cell: Cell) -> Any:
         """The value of a cell's setting in the run it would be."""
         assert cell.setting is not None
-        values = {**self.values, **self.job(cell, 0).settings}
-        return _setting(resolve_config(self.recipe, values), cell.setting)
+        return _setting(self.config(self.job(cell, 0)), cell.setting)
+
+    def name(self, job: Job) -> str:
+        """Name of a job's folder: the same for the same training, whatever asked for it."""
+        if job not in self._names:
+            self._names[job] = self._name(job)
+        return self._names[job]
+
+    def _name(self, job: Job) -> str:
+        config = self.config(job).model_dump(mode="json")
+        del config["seed"], config["engine"]["accelerator"], config["engine"]["extract_batch_size"]
+        if job.start is not None:
+            config["pretrain"] = self.name(job.start)
+        sub_bag_size = self.budget.sub_bag_size if job.resampling.sub_bags else None
+        described = [config, job.resampling.model_dump(), sub_bag_size, *self._fingerprint(job.cohort)]
+        return "-".join(filter(None, [job.stage, job.resampling.name, _digest(described)]))
+
+    def folder(self, job: Job) -> Path:
+        """A job's run directory."""
+        return self.out / "runs" / self.name(job) / f"seed-{job.seed}"
+
+    def resampled(self, job: Job) -> Path:
+        """Folder of a job's cohort: the user's, or where the resampled one belongs."""
+        if job.resampling == Resampling():
+            return Path(job.cohort)
+        described = [job.resampling.model_dump(), self.budget.sub_bag_size, *self._fingerprint(job.cohort)]
+        return self.out / "cohorts" / f"{Path(job.cohort).name}-{job.resampling.name}-{_digest(described)}"
 
     def plan(self, cells: Iterable[Cell], seeds: int) -> dict[Job, Needs]:
         """Every job of some cells with what is needed of it, starts first; cells without a job are passed over."""
@@ -145,7 +188,7 @@ class Planner:
                     needs = jobs.setdefault(job, Needs())
                     needs.aggregators.add(self.other(job, cell.aggregator))
                     needs.features |= of_features(cell.metric)
-        starts = {job.start: Needs({None}) for job in jobs if job.start is not None and job.start not in jobs}
+        starts = {job.start: Needs() for job in jobs if job.start is not None}
         everything = {**{start: needs for start, needs in starts.items() if start is not None}, **jobs}
         return dict(sorted(everything.items(), key=lambda item: _order(item[0])))
 
@@ -154,15 +197,14 @@ class Planner:
         own = job.settings.get("aggregator.name", self.base.aggregator.name)
         return None if aggregator == own else aggregator
 
-    def overrides(self, job: Job, out: Path) -> dict[str, Any]:
-        """All settings of a job's run, beyond the recipe."""
-        start = {} if job.start is None else {"pretrain.start": str(job.start.folder(out).absolute())}
-        return {**self.values, **job.settings, "seed": job.seed, **start}
+    def _fingerprint(self, cohort: str) -> tuple[str, str]:
+        files = [Path(cohort) / name for name in ("bags.csv", "cohort.json")]
+        return str(Path(cohort).resolve()), hash_files(*files) if files[0].is_file() else ""
 
 
 def _order(job: Job) -> tuple[Any, ...]:
-    """Starts first, then cohort by cohort, so that a worker's decoded tiles serve many jobs."""
-    return (job.start is not None, job.cohort, job.resampling.name, job.seed, job.name)
+    """Starts first, then seed by seed and cohort by cohort, so that a worker's decoded tiles serve many jobs."""
+    return (job.start is not None, job.seed, job.cohort, job.resampling.name, job.stage, job.values)
 
 
 def _setting(config: RunConfig, key: str) -> Any:
@@ -170,3 +212,7 @@ def _setting(config: RunConfig, key: str) -> Any:
     for part in key.split("."):
         value = getattr(value, part)
     return value
+
+
+def _digest(described: Any) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:8]

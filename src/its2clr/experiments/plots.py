@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
@@ -21,6 +22,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's palette."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":")
+PANELS_ABREAST = 4
 VALIDATION = " (validation)"
 """Ending of a line's name that has the colour of the line without it, dashed."""
 VISIBLE = 0.2
@@ -28,21 +30,29 @@ VISIBLE = 0.2
 
 
 def draw_table(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Found]) -> None:
-    """One panel per row (or column) in which methods are compared: our mean with spread, the paper's number."""
+    """One panel per row (or column) in which methods are compared: ours on the lower axis, the paper's on the upper."""
     by_rows = spec.methods == "rows"
-    panels, names = (spec.columns, list(spec.rows)) if by_rows else (spec.rows, list(spec.columns))
-    with figure(path, len(panels), height=0.32 * len(names) + 1.1) as axes:
-        for axis, panel in zip(axes, panels, strict=True):
+    panels, methods = (spec.columns, spec.rows) if by_rows else (spec.rows, spec.columns)
+    names = [name for name, cell in methods.items() if cell.metric != "witness_rate"]
+    rates = [name for name in methods if name not in names]
+    with figure(path, len(panels), height=0.3 * len(names) + 1.3) as axes:
+        for number, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
+            upper = axis.twiny()
             for position, name in enumerate(names):
                 place = (name, panel) if by_rows else (panel, name)
                 ours, paper = found[place], paper_number(spec, *place)
-                axis.plot(paper.mean, position, "D", color=COLOURS[1], mfc="none", label="paper")
+                upper.plot(paper.mean, position, "D", color=COLOURS[1], mfc="none", label="paper (upper axis)")
                 if ours.mean is not None:
-                    axis.errorbar(ours.mean, position, xerr=ours.spread, fmt="o", color=COLOURS[0], label="ours")
-            axis.set_yticks(range(len(names)), names if axis is axes[0] else [""] * len(names))
+                    axis.errorbar(
+                        ours.mean, position, xerr=ours.spread, fmt="o", color=COLOURS[0], label="ours (lower axis)"
+                    )
+            upper.tick_params(axis="x", colors=COLOURS[1], labelsize=7)
+            axis.tick_params(axis="x", colors=COLOURS[0], labelsize=7)
+            axis.set_yticks(range(len(names)), names if number % PANELS_ABREAST == 0 else [""] * len(names))
             axis.set_ylim(len(names) - 0.5, -0.5)
-            axis.set_title(panel, fontsize=9)
-        _legend(axes)
+            rate = [f"WR {found[panel, name].mean:.1f}%" for name in rates if found[panel, name].mean is not None]
+            axis.set_title("\n".join([*wrap(panel, 30), *rate]), fontsize=9)
+        _legend([*axes, *(other for axis in axes for other in axis.figure.axes if other not in axes)])
 
 
 def draw_sweep(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Mapping[str, Found]]) -> None:
@@ -84,7 +94,8 @@ def draw_curves(
                 marker = MARKERS[number % len(MARKERS)] if len(points) < 30 else ""
                 style = "--" if name.endswith(VALIDATION) else "-"
                 colour = COLOURS[number % len(COLOURS)]
-                axis.plot(x, mean, marker + style, color=colour, label=name, markersize=4)
+                label = "validation (dashed)" if name.endswith(VALIDATION) else name
+                axis.plot(x, mean, marker + style, color=colour, label=label, markersize=4)
                 axis.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
             first = next((points[0].mean for points in lines.values() if points), None)
             if start and first is not None:
@@ -113,6 +124,7 @@ def draw_histogram(path: Path, table: pd.DataFrame, threshold: float, ratio: flo
             axis.set_title(f"pseudo-{'positive' if label else 'negative'}", fontsize=9)
         for axis in axes:
             axis.set_yscale("symlog", linthresh=1)
+            axis.set_ylim(bottom=0)
             axis.set_xlabel("probability")
 
 
@@ -124,23 +136,32 @@ def draw_maps(path: Path, bags: Mapping[str, Mapping[str, pd.DataFrame]], size: 
         bags: Name of the bag -> name of the model -> its instances (x, y, probability, label).
         size: Side of a tile in the units of x and y.
     """
-    models = list(next(iter(bags.values())))
-    with figure(path, len(models) + 1, rows=len(bags), width=1.7, height=1.9 * len(bags)) as axes:
-        for row, (bag, tables) in enumerate(bags.items()):
-            some = next(iter(tables.values()))
-            panels = {"Truth": (some["label"] == 1).to_numpy().astype(np.float64)}
-            panels |= {name: table["probability"].to_numpy() for name, table in tables.items()}
-            for column, (name, values) in enumerate(panels.items()):
-                axis = axes[row * (len(models) + 1) + column]
-                _tiles(axis, some, values, size)
-                axis.set_title(name if row == 0 else "", fontsize=8)
-                if column == 0:
-                    axis.set_ylabel(bag, fontsize=7)
+    tables = {bag: next(iter(models.values())) for bag, models in bags.items()}
+    panels = [
+        (bag, name, values)
+        for bag, models in bags.items()
+        for name, values in {
+            **({"Truth": (tables[bag]["label"] == 1).to_numpy().astype(np.float64)} if _known(tables[bag]) else {}),
+            **{name: table["probability"].to_numpy() for name, table in models.items()},
+        }.items()
+    ]
+    abreast = len(panels) // len(bags)
+    with figure(path, len(panels), abreast=abreast, width=1.5, height=1.75) as axes:
+        for number, (axis, (bag, name, values)) in enumerate(zip(axes, panels, strict=True)):
+            drawn = _tiles(axis, tables[bag], values, size)
+            axis.set_title("\n".join(wrap(name, 14)) if number < abreast else "", fontsize=7)
+            if number % abreast == 0:
+                axis.set_ylabel(bag, fontsize=7)
+        axes[0].figure.colorbar(drawn, ax=axes, shrink=0.6, label="probability")
+
+
+def _known(table: pd.DataFrame) -> bool:
+    return bool((table["label"] >= 0).all())
 
 
 def draw_examples(path: Path, tiles: Sequence[tuple[NDArray[np.uint8], str]]) -> None:
     """Some tiles with a word below each."""
-    with figure(path, len(tiles), width=1.6, height=1.9) as axes:
+    with figure(path, len(tiles), abreast=len(tiles), width=1.6, height=1.9) as axes:
         for axis, (image, words) in zip(axes, tiles, strict=True):
             axis.imshow(image)
             axis.set_xticks([])
@@ -149,21 +170,27 @@ def draw_examples(path: Path, tiles: Sequence[tuple[NDArray[np.uint8], str]]) ->
 
 
 @contextmanager
-def figure(path: Path, panels: int, *, rows: int = 1, width: float = 2.9, height: float = 2.8) -> Iterator[list[Any]]:
-    """Axes of a figure that is written when the block ends."""
-    longest = 2.2 if rows == 1 else 0.4
+def figure(
+    path: Path, panels: int, *, abreast: int = PANELS_ABREAST, width: float = 2.6, height: float = 2.8
+) -> Iterator[list[Any]]:
+    """Axes of a figure, some panels abreast, that is written when the block ends."""
+    columns = min(panels, abreast)
+    rows = -(-panels // columns)
     drawn, grid = plt.subplots(
-        rows, panels, figsize=(width * panels + longest, height), squeeze=False, layout="constrained"
+        rows, columns, figsize=(width * columns + 1.9, height * rows), squeeze=False, layout="constrained"
     )
+    for unused in grid.flat[panels:]:
+        unused.remove()
     try:
-        yield list(grid.flat)
+        yield list(grid.flat[:panels])
         with atomic_path(path) as temporary:
             drawn.savefig(temporary, dpi=110, format="png")
     finally:
         plt.close(drawn)
 
 
-def _tiles(axis: Any, table: pd.DataFrame, values: NDArray[np.float64], size: float) -> None:
+def _tiles(axis: Any, table: pd.DataFrame, values: NDArray[np.float64], size: float) -> Any:
+    """Draw the tiles of a bag and give what a colour bar needs."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
@@ -171,7 +198,8 @@ def _tiles(axis: Any, table: pd.DataFrame, values: NDArray[np.float64], size: fl
     squares = [Rectangle((x, y), size, size) for x, y in corners]
     shown = np.ma.masked_less(values, VISIBLE)
     colours = mpl.colormaps["cividis"].with_extremes(bad="#dddddd")
-    axis.add_collection(PatchCollection(squares, array=shown, cmap=colours, clim=(0, 1), linewidth=0))
+    tiles = PatchCollection(squares, array=shown, cmap=colours, clim=(0, 1), linewidth=0)
+    axis.add_collection(tiles)
     true = [square for square, label in zip(squares, table["label"], strict=True) if label == 1]
     axis.add_collection(PatchCollection(true, facecolor="none", edgecolor="#D55E00", linewidth=0.6))
     axis.set_xlim(corners[:, 0].min(), corners[:, 0].max() + size)
@@ -179,6 +207,7 @@ def _tiles(axis: Any, table: pd.DataFrame, values: NDArray[np.float64], size: fl
     axis.set_aspect("equal")
     axis.set_xticks([])
     axis.set_yticks([])
+    return tiles
 
 
 def _legend(axes: Sequence[Any]) -> None:

@@ -11,6 +11,9 @@ from its2clr.experiments.collect import Found, Point, paper_number
 from its2clr.experiments.spec import Experiment, Number
 from its2clr.experiments.verdicts import Comparison
 
+LONGEST_NOTE = 200
+"""Characters of a reason below a table; the whole of it is in the CSV."""
+
 
 def table_markdown(spec: Experiment, found: Mapping[tuple[str, str], Found]) -> str:
     """A table with both numbers in every cell; reasons for missing ones are listed below it."""
@@ -108,15 +111,16 @@ def write_experiment(
 
 
 def _cell(ours: Found, paper: Number, digits: int, notes: dict[str, int]) -> str:
-    printed = f"{paper.mean:g}" if paper.std is None else f"{paper.mean:g} ± {paper.std:g}"
+    printed = f"{paper.mean:.{digits}f}" + ("" if paper.std is None else f" ± {paper.std:.{digits}f}")
     return f"{_ours(ours, digits, notes)}<br>*paper {printed}*"
 
 
 def _ours(ours: Found, digits: int, notes: dict[str, int]) -> str:
-    mark = f"<sup>{notes.setdefault(ours.reason, len(notes) + 1)}</sup>" if ours.reason else ""
+    reason = (ours.reason or "").split("\n")[0][:LONGEST_NOTE]
+    mark = f"<sup>{notes.setdefault(reason, len(notes) + 1)}</sup>" if reason else ""
     if ours.mean is None:
         return f"-{mark}"
-    spread = "" if ours.spread is None else f" ± {ours.spread:.{digits}f}"
+    spread = f" ± {ours.spread:.{digits}f}" if ours.spread else ""
     return f"**{ours.mean:.{digits}f}**{spread}{mark}"
 
 
@@ -129,7 +133,7 @@ def _numbers(ours: Found) -> dict[str, Any]:
         "ours": ours.mean,
         "spread": ours.spread,
         "spread_over": ours.over,
-        "values": " ".join(f"{value:.6g}" for value in ours.values),
+        "values": " ".join(f"{seed}:{value:.6g}" for seed, value in ours.values.items()),
         "reason": ours.reason,
     }
 

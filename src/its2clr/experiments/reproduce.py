@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ def reproduce(
     overrides: Mapping[str, Any] | None = None,
     train: bool = True,
     say: Say = print,
-) -> Path:
+) -> tuple[Path, int]:
     """Make tables and figures of the paper on the user's cohort.
 
     Args:
@@ -51,7 +50,7 @@ def reproduce(
         say: Takes a line of progress.
 
     Returns:
-        The page `out/results.md`.
+        The page: `out/results.md`, or the one table's or figure's own; and how many runs failed.
 
     Raises:
         InputError: A label is unknown, or the cohort does not fit.
@@ -60,27 +59,39 @@ def reproduce(
     plan_of = read_budget(budget)
     seeds = seeds or plan_of.seeds
     opened = {name: Cohort.open(path) for name, path in cohorts.items()}
-    planner = Planner(plan_of, {name: cohort.path for name, cohort in opened.items()}, recipe, overrides or {})
+    planner = Planner(plan_of, {name: cohort.path for name, cohort in opened.items()}, recipe, overrides or {}, out)
     jobs = planner.plan([cell for spec in specs for cell in spec.cells().values()], seeds)
     labelled = {str(cohort.path): cohort.has_instance_labels for cohort in opened.values()}
-    hopeless = {
+    failures = {
         job: "needs instance labels, this cohort has none"
         for job in jobs
         if not labelled[job.cohort] and needs_truth(job)
     }
-    failures = dict(hopeless)
+    failed = 0
     if train:
-        tasks = _tasks({job: needs for job, needs in jobs.items() if job not in hopeless}, planner, out, say)
-        _write_index(out, tasks)
+        tasks = {job: _task(job, needs, planner, say) for job, needs in jobs.items() if job not in failures}
         say(f"{len(specs)} tables and figures, {len(tasks)} runs, {seeds} seed(s), {workers} worker(s)")
-        failures |= execute(tasks, workers, partial(_report, say))
-        _write_problems(out, failures)
-    collector = Collector(planner, out, seeds, failures)
-    settings = {"budget": budget, "seeds": seeds, "its2clr": __version__, "cohorts": _cohort_names(opened)}
-    sections = [write_section(spec, collector, _any(opened), settings) for spec in specs]
-    page = out / "results.md"
-    write_text(page, "\n".join([_introduction(settings, plan_of.about, opened, failures), *sections]))
-    return page
+        failures_now = execute(tasks, workers, partial(_report, say))
+        failed = len(failures_now)
+        failures |= failures_now
+        _note_runs(out, planner, tasks, failures)
+    made_with = {
+        "its2clr": __version__,
+        "budget": budget if recipe is None else None,
+        "recipe": recipe,
+        "overrides": dict(overrides or {}),
+        "seeds": seeds,
+        "cohorts": {name or "all": cohort.name for name, cohort in opened.items()},
+    }
+    collector = Collector(planner, seeds, failures)
+    sections = [write_section(spec, collector, made_with) for spec in specs]
+    if len(specs) == 1:
+        page = out / specs[0].folder / "README.md"
+    else:
+        page = out / "results.md"
+        about = plan_of.about if recipe is None else f"recipe {recipe}"
+        write_text(page, "\n".join([_introduction(made_with, about, opened, failures), *sections]))
+    return page, failed
 
 
 def _report(say: Say, outcome: Outcome, done: int, total: int) -> None:
@@ -93,61 +104,39 @@ def needs_truth(job: Job) -> bool:
     return job.resampling != Resampling() or job.settings.get("refine.labels") == "ground_truth"
 
 
-def _tasks(jobs: Mapping[Job, Needs], planner: Planner, out: Path, say: Say) -> dict[Job, Task]:
-    tasks = {}
-    for job, needs in jobs.items():
-        tasks[job] = Task(
-            job,
-            job.folder(out),
-            _cohort_of(job, planner, out, say),
-            planner.recipe,
-            planner.overrides(job, out),
-            tuple(sorted(needs.aggregators, key=lambda name: name or "")),
-            needs.features,
-        )
-    return tasks
-
-
-def _cohort_of(job: Job, planner: Planner, out: Path, say: Say) -> Path:
-    """The cohort of a job, resampled when the job wants that and it is not there yet."""
-    original = Path(job.cohort)
-    if job.resampling == Resampling():
-        return original
-    folder = out / "cohorts" / f"{original.name}-{job.resampling.name}"
-    if not (folder / "bags.csv").is_file():
+def _task(job: Job, needs: Needs, planner: Planner, say: Say) -> Task:
+    cohort = planner.resampled(job)
+    if not (cohort / "bags.csv").is_file():
         summary = resample_cohort(
-            Cohort.open(original),
-            folder,
+            Cohort.open(job.cohort),
+            cohort,
             keep_negatives=job.resampling.keep_negatives,
             keep_positives=job.resampling.keep_positives,
             negative_bags=True,
             sub_bag_size=planner.budget.sub_bag_size if job.resampling.sub_bags else None,
         )
         say(
-            f"{folder.name}: {summary.bags} bags, {summary.instances} instances, witness rate "
+            f"{cohort.name}: {summary.bags} bags, {summary.instances} instances, witness rate "
             f"{summary.witness_rate_before:.3f} -> {summary.witness_rate_after:.3f}"
         )
-    return folder
-
-
-def _any(cohorts: Mapping[str, Cohort]) -> Cohort:
-    return cohorts.get("", next(iter(cohorts.values())))
-
-
-def _cohort_names(cohorts: Mapping[str, Cohort]) -> dict[str, str]:
-    return {name or "all": cohort.name for name, cohort in cohorts.items()}
+    aggregators = tuple(sorted(needs.aggregators, key=lambda name: name or ""))
+    settings = planner.config(job).model_dump(mode="json")
+    return Task(job, planner.folder(job), cohort, settings, aggregators, needs.features)
 
 
 def _introduction(
-    settings: Mapping[str, Any], about: str, cohorts: Mapping[str, Cohort], failures: Mapping[Job, str]
+    made_with: Mapping[str, Any], about: str, cohorts: Mapping[str, Cohort], failures: Mapping[Job, str]
 ) -> str:
+    changed = ", ".join(f"{key}={value}" for key, value in made_with["overrides"].items())
     lines = [
         "# The paper's tables and figures",
         "",
-        f"Made by its2clr {__version__}, budget {about}, {settings['seeds']} training seed(s).",
+        f"Made by its2clr {__version__}, budget {about}" + (f", {changed}" if changed else "") + ";",
+        f"{made_with['seeds']} training seed(s), each with its own pretraining.",
         "Ours in bold: mean and standard deviation over seeds (with one seed, over retrained aggregators); below it",
         "the paper's number, which is of other data. Models are selected on validation bags; all numbers are of test",
-        "bags unless said otherwise.",
+        "bags unless said otherwise. Methods are compared seed by seed, since those of a seed share their start; level",
+        "means that the mean of these differences is within their standard deviation.",
         "",
     ]
     for name, cohort in cohorts.items():
@@ -160,22 +149,31 @@ def _introduction(
     return "\n".join(lines)
 
 
-def _write_index(out: Path, tasks: Mapping[Job, Task]) -> None:
-    rows = [{"folder": str(task.folder.relative_to(out)), **_described(job)} for job, task in tasks.items()]
-    with atomic_path(out / "runs.csv") as temporary:
-        pd.DataFrame(rows).to_csv(temporary, index=False)
-
-
-def _write_problems(out: Path, failures: Mapping[Job, str]) -> None:
-    rows = [{**_described(job), "problem": reason} for job, reason in failures.items()]
-    with atomic_path(out / "problems.csv") as temporary:
-        pd.DataFrame(rows, columns=["stage", "cohort", "resampling", "values", "seed", "problem"]).to_csv(
-            temporary, index=False
+def _note_runs(out: Path, planner: Planner, tasks: Mapping[Job, Task], failures: Mapping[Job, str]) -> None:
+    """Keep runs.csv, what every run is, and problems.csv, those without a result; those of earlier calls stay."""
+    rows = {str(planner.folder(job).relative_to(out)): _described(job) for job in [*tasks, *failures]}
+    problems = {str(planner.folder(job).relative_to(out)): reason for job, reason in failures.items()}
+    for name, new in (
+        ("runs.csv", [{"folder": folder, **row} for folder, row in rows.items()]),
+        ("problems.csv", [{"folder": folder, **rows[folder], "problem": text} for folder, text in problems.items()]),
+    ):
+        known = (
+            pd.read_csv(out / name, dtype=str) if (out / name).is_file() else pd.DataFrame({"folder": []}, dtype=str)
         )
+        columns = ["folder", "stage", "cohort", "resampling", "settings", "seed", *(["problem"] * ("prob" in name))]
+        joined = pd.concat([known[~known["folder"].isin(rows)], pd.DataFrame(new, columns=columns)])
+        with atomic_path(out / name) as temporary:
+            joined.to_csv(temporary, index=False)
 
 
 def _described(job: Job) -> dict[str, Any]:
-    return asdict(job) | {"resampling": job.resampling.name, "values": " ".join(f"{k}={v}" for k, v in job.values)}
+    return {
+        "stage": job.stage,
+        "cohort": job.cohort,
+        "resampling": job.resampling.name,
+        "settings": " ".join(f"{key}={value}" for key, value in job.values),
+        "seed": job.seed,
+    }
 
 
 def default_workers() -> int:

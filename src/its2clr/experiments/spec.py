@@ -11,8 +11,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from its2clr.errors import InputError
 
-Stage = Literal["pretrain", "refine", "end_to_end"]
+Stage = Literal["pretrain", "aggregate", "refine", "end_to_end"]
 Kind = Literal["table", "curves", "training", "sweep", "histogram", "maps", "examples", "drawing"]
+
+
+BASE_DATASET = "camelyon16"
+"""The dataset of cells that name none."""
 
 
 class Strict(BaseModel):
@@ -56,7 +60,7 @@ class Cell(Strict):
     """
 
     method: str | None = None
-    dataset: str = "camelyon16"
+    dataset: str = BASE_DATASET
     cohort: Annotated[Resampling, BeforeValidator(_resampling)] = Resampling()
     aggregator: str | None = None
     metric: str | None = None
@@ -97,6 +101,14 @@ class Sweep(Strict):
     values: list[float]
 
 
+def _group(value: Any) -> Any:
+    return _read_file("groups.yaml")[value] if isinstance(value, str) else value
+
+
+Cells = Annotated[dict[str, Cell], BeforeValidator(_group)]
+"""Cells by name, or the name of a group in groups.yaml."""
+
+
 class Experiment(Strict):
     """A table or figure of the paper.
 
@@ -130,9 +142,9 @@ class Experiment(Strict):
     scale: float = 100.0
     digits: int = 2
     cell: Cell = Cell()
-    rows: dict[str, Cell] = Field(default_factory=dict)
-    columns: dict[str, Cell] = Field(default_factory=dict)
-    lines: dict[str, Cell] = Field(default_factory=dict)
+    rows: Cells = Field(default_factory=dict)
+    columns: Cells = Field(default_factory=dict)
+    lines: Cells = Field(default_factory=dict)
     sweeps: dict[str, Sweep] = Field(default_factory=dict)
     y: dict[str, str] = Field(default_factory=dict)
     bags: list[float] = Field(default_factory=list)

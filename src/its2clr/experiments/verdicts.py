@@ -1,12 +1,16 @@
 """Whether our numbers have the paper's order: one honest paragraph per table."""
 
-import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from its2clr.experiments.collect import Found, paper_number
 from its2clr.experiments.spec import Experiment
+
+Verdict = Literal["same", "level", "reversed", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -17,21 +21,22 @@ class Comparison:
         line: The row (or column) in which they are compared.
         method: The other method.
         paper: Reference minus method in the paper.
-        ours: Reference minus method here.
-        spread: Root of the summed squared spreads of both.
-        verdict: "same" order, "level" (our difference is within the spread), or "reversed".
+        ours: Reference minus method here, mean over the seeds that have both.
+        spread: Standard deviation of the seeds' differences; None with fewer than two.
+        verdict: "same" order as the paper's, "level" (the mean difference is within the spread), "reversed", or
+            "unknown" (no spread to judge by).
     """
 
     line: str
     method: str
     paper: float
     ours: float
-    spread: float
-    verdict: Literal["same", "level", "reversed"]
+    spread: float | None
+    verdict: Verdict
 
 
 def compare(spec: Experiment, found: Mapping[tuple[str, str], Found]) -> list[Comparison]:
-    """Every method against the reference; settings and numbers that are no method are passed over."""
+    """Every method against the reference, seed by seed: both start from the same pretraining, so this is paired."""
     if spec.methods is None or spec.reference is None:
         return []
     along_columns = spec.methods == "columns"
@@ -40,48 +45,49 @@ def compare(spec: Experiment, found: Mapping[tuple[str, str], Found]) -> list[Co
     for line in lines:
         for method, cell in methods.items():
             places = [(line, name) if along_columns else (name, line) for name in (spec.reference, method)]
-            reference, other = (found[place] for place in places)
-            if (
-                method == spec.reference
-                or cell.metric == "witness_rate"
-                or reference.mean is None
-                or other.mean is None
-            ):
+            reference, other = (found[place].values for place in places)
+            both = sorted(reference.keys() & other.keys())
+            if method == spec.reference or cell.metric == "witness_rate" or not both:
                 continue
-            paper = [paper_number(spec, *place).mean for place in places]
-            ours = reference.mean - other.mean
-            spread = math.hypot(reference.spread or 0.0, other.spread or 0.0)
-            expected = paper[0] - paper[1]
-            verdict: Literal["same", "level", "reversed"] = "same"
-            if abs(ours) <= spread:
-                verdict = "level"
-            elif ours * expected < 0:
-                verdict = "reversed"
-            comparisons.append(Comparison(line, method, expected, ours, spread, verdict))
+            differences = np.array([reference[seed] - other[seed] for seed in both])
+            ours = float(differences.mean())
+            spread = float(differences.std(ddof=1)) if len(both) > 1 else None
+            paper = paper_number(spec, *places[0]).mean - paper_number(spec, *places[1]).mean
+            comparisons.append(Comparison(line, method, paper, ours, spread, _verdict(paper, ours, spread)))
     return comparisons
 
 
-def sentences(spec: Experiment, comparisons: list[Comparison]) -> str:
+def _verdict(paper: float, ours: float, spread: float | None) -> Verdict:
+    if spread is None:
+        return "unknown"
+    if abs(ours) <= spread:
+        return "level"
+    return "same" if ours * paper >= 0 else "reversed"
+
+
+def sentences(spec: Experiment, comparisons: Sequence[Comparison]) -> str:
     """The comparisons in words: how many have the paper's order, and each that has not."""
     if not comparisons:
         return ""
-    counts = {name: sum(one.verdict == name for one in comparisons) for name in ("same", "level", "reversed")}
+    counts = Counter(one.verdict for one in comparisons)
+    if counts["unknown"] == len(comparisons):
+        return f"One seed: no spread to compare the order with {spec.reference} by."
     text = (
-        f"Against {spec.reference}: {counts['same']} of {len(comparisons)} comparisons have the paper's order, "
-        f"{counts['level']} are level within the spread, {counts['reversed']} are the other way round."
+        f"Against {spec.reference}, by the seeds' differences: {counts['same']} of {len(comparisons)} comparisons have "
+        f"the paper's order, {counts['level']} are level within the spread, {counts['reversed']} are the other way "
+        "round." + (f" {counts['unknown']} have no spread to judge by." if counts["unknown"] else "")
     )
     reversed_ = [
-        f"{one.line}, {one.method}: {one.ours:+.{spec.digits}f} (paper {one.paper:+.{spec.digits}f})"
+        f"{one.line}, {one.method}: {one.ours:+.{spec.digits}f} ± {one.spread:.{spec.digits}f} "
+        f"(paper {one.paper:+.{spec.digits}f})"
         for one in comparisons
         if one.verdict == "reversed"
     ]
     if reversed_:
         text += f"\n\nThe other way round, as {spec.reference} minus the other: {'; '.join(reversed_)}."
-    level: dict[str, list[str]] = {}
-    for one in comparisons:
-        if one.verdict == "level":
-            level.setdefault(one.method, []).append(one.line)
+    level = Counter(one.method for one in comparisons if one.verdict == "level")
     if level:
-        listed = "; ".join(f"{method} ({', '.join(lines)})" for method, lines in level.items())
+        of = Counter(one.method for one in comparisons)
+        listed = ", ".join(f"{method} ({count} of {of[method]})" for method, count in level.items())
         text += f"\n\nLevel with {spec.reference}: {listed}."
     return text
