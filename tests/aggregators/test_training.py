@@ -158,6 +158,7 @@ def test_unbalanced_draws_take_every_bag_once():
     assert order.tolist() != list(range(7))
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_balanced_changes_what_training_sees(monkeypatch):
     seen = []
 

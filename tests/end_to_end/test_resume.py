@@ -53,7 +53,8 @@ def test_a_killed_run_resumed_equals_an_uninterrupted_one(tiny_cohort, tmp_path,
     result = its2clr("fit", tiny_cohort, "--out", killed, *tiny_settings(), processes=processes)
     assert "refine: going on after epoch" in result.stdout
 
-    one, other = ({**json.loads((run / "results.json").read_text())} for run in (whole, killed))
+    one, other = (json.loads((run / "results.json").read_text()) for run in (whole, killed))
+    assert one.pop("seconds").keys() == other.pop("seconds").keys()  # how long it took is not the same
     assert one == other
     for name in ("encoder-simclr", "encoder-its2clr"):
         tensors = [load_checkpoint(run / "checkpoints" / f"{name}.safetensors")[0] for run in (whole, killed)]

@@ -150,18 +150,10 @@ class RunDirectory:
 
     def forget_after(self, stage: str, epoch: int) -> None:
         """Drop metrics of epochs that will be done again."""
-        path = self.path / "metrics.jsonl"
-        if not (self.engine.is_writer and path.is_file()):
-            return
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:  # the line a killed run was writing
-                continue
-            if entry["stage"] != stage or entry["epoch"] <= epoch:
-                kept.append(line + "\n")
-        write_text(path, "".join(kept))
+        if self.engine.is_writer and (self.path / "metrics.jsonl").is_file():
+            entries = read_metrics(self.path)
+            kept = [entry for entry in entries if entry["stage"] != stage or entry["epoch"] <= epoch]
+            write_text(self.path / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in kept))
 
     def _state(self) -> dict[str, Any]:
         path = self.path / "state.json"
@@ -244,6 +236,18 @@ class TrainingState:
         save_checkpoint(self._path, tensors, {"epoch": epoch, "processes": processes, "notes": self.notes})
         self._saved_at = time.monotonic()
         self._cost = self._saved_at - now
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """What a run logged, epoch by epoch; the line a killed run was writing is left out."""
+    path = run / "metrics.jsonl"
+    entries = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return entries
 
 
 def read_run_config(path: str | Path) -> tuple[RunConfig, Path] | None:

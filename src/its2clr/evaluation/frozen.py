@@ -1,6 +1,5 @@
 """Evaluation of a finished run: the one place that reads test labels, after every model is frozen."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from its2clr.aggregators.trained import Predictions
 from its2clr.cohort import Cohort
 from its2clr.config import RefineConfig
 from its2clr.engine.files import atomic_path, read_json, write_json
+from its2clr.engine.rundir import read_metrics
 from its2clr.errors import InputError
 from its2clr.evaluation.bag import bag_metrics
 from its2clr.evaluation.bootstrap import bag_auc_interval, instance_auc_interval
@@ -219,10 +219,8 @@ def _round_tables(run: Path) -> list[tuple[dict[str, Any], pd.DataFrame]]:
 
 def training_seconds(run: Path) -> dict[str, float]:
     """Seconds of training by stage, over all starts of the run."""
-    path = run / "metrics.jsonl"
     seconds: dict[str, float] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        entry = json.loads(line)
+    for entry in read_metrics(run):
         seconds[entry["stage"]] = seconds.get(entry["stage"], 0.0) + entry.get("seconds", 0.0)
     return seconds
 

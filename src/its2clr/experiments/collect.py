@@ -1,6 +1,5 @@
 """The numbers of an experiment, from the results of its runs: mean and spread over seeds, and why some are missing."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.engine.files import read_json
+from its2clr.engine.rundir import read_metrics
 from its2clr.errors import InputError
 from its2clr.evaluation.frozen import training_seconds
 from its2clr.experiments.metrics import Value, read_metric
@@ -161,9 +161,8 @@ def _points(curves: list[dict[float, float | None]]) -> list[Point]:
 
 
 def _end_to_end(folder: Path, field_: str) -> dict[float, float | None]:
-    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     name = "loss" if field_ == "train_loss" else field_
-    return {line["bags_seen"]: line[name] for line in lines if line["stage"] == "end_to_end"}
+    return {entry["bags_seen"]: entry[name] for entry in read_metrics(folder) if entry["stage"] == "end_to_end"}
 
 
 def _aggregator(folder: Path, field_: str) -> dict[float, float | None]:
