@@ -175,6 +175,9 @@ class EngineConfig(Section):
         "auto", description="auto: bf16-mixed on a GPU, 32-true on a CPU"
     )
     extract_batch_size: Count = Field(512, description="instances per forward pass at extraction")
+    record_steps: bool = Field(
+        default=False, description="on a GPU, fused views and training steps replayed as CUDA graphs (experimental)"
+    )
 
 
 class RunConfig(Section):

@@ -1,4 +1,7 @@
-"""One epoch of contrastive training over batches of indices: views, forward pass, objective, step."""
+"""Contrastive training over batches of indices: one step (views, forward pass, loss, optimiser), and one epoch of them.
+
+On a GPU a step may be recorded once as a CUDA graph and replayed, which launches its thousand kernels at once.
+"""
 
 import math
 import time
@@ -17,6 +20,8 @@ from its2clr.views import ViewMaker
 
 Objective = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 """Head outputs (2B, D') of both views, first views first; labels (2B,); anchors (2B,) bool -> scalar loss."""
+EAGER_STEPS = 3
+"""Steps done one kernel at a time before one is recorded: libraries and optimiser set themselves up in them."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,12 @@ class Batches:
     labels: Tensor | None = None
     anchors: Tensor | None = None
 
+    def share(self, engine: Engine) -> "Batches":
+        """This process's part of every step, on its device."""
+        mine = slice(engine.rank, None, engine.world_size)
+        parts = (self.indices, self.labels, self.anchors)
+        return Batches(*(None if part is None else part[:, mine].contiguous().to(engine.device) for part in parts))  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True)
 class EpochResult:
@@ -44,46 +55,118 @@ class EpochResult:
     seconds: float
 
 
+class TrainingStep:
+    """One step of a stage; made once, so that what was recorded serves every epoch.
+
+    Args:
+        network: Set-up `EmbeddingNetwork`.
+        optimiser: Its optimiser, of `make_optimiser`.
+        tiles: Decoded tiles.
+        objective: The loss; gathers over processes itself.
+        views: How views are made.
+        engine: Device and processes.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        tiles: TileStore,
+        objective: Objective,
+        views: ViewsConfig,
+        engine: Engine,
+    ) -> None:
+        self.network, self.engine = network, engine
+        self._optimiser, self._tiles, self._objective = optimiser, tiles, objective
+        self.views = ViewMaker(views, engine.device, fused=engine.records_steps)
+        self._recorded = engine.records_steps and engine.world_size == 1 and tiles.images.is_cuda
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._eager = 0
+
+    def __call__(
+        self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None, rate: float
+    ) -> tuple[Tensor, Tensor]:
+        """Train on some rows of the tile store; gives loss and embeddings, valid until the next step."""
+        for group in self._optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        if not self._recorded:
+            return self._step(rows, labels, anchors)
+        if self._graph is None and self._eager < EAGER_STEPS:
+            self._eager += 1
+            return self._on_side_stream(rows, labels, anchors)
+        if self._graph is None:
+            self._record(rows, labels, anchors)
+        assert self._graph is not None
+        for place, value in zip(self._inputs, (rows, labels, anchors), strict=True):
+            if place is not None and value is not None:
+                place.copy_(value)
+        self._graph.replay()
+        return self._outputs
+
+    def _step(self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None) -> tuple[Tensor, Tensor]:
+        images = self.views.pair(*self._tiles.batch(rows, self.engine.device))
+        _, embeddings = self.network(images)
+        loss = self._objective(embeddings.float(), _both_views(labels), _both_views(anchors))
+        self._optimiser.zero_grad(set_to_none=True)
+        self.engine.backward(loss)
+        self._optimiser.step()
+        return loss.detach(), embeddings.detach()
+
+    def _record(self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None) -> None:
+        self._inputs = [None if value is None else value.clone() for value in (rows, labels, anchors)]
+        assert self._inputs[0] is not None
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.register_generator_state(self.views.generator)
+        with torch.cuda.graph(self._graph):
+            self._outputs = self._step(self._inputs[0], self._inputs[1], self._inputs[2])
+
+    def _on_side_stream(self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A step on another stream, as recording wants the steps before it to be."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            outputs = self._step(rows, labels, anchors)
+        torch.cuda.current_stream().wait_stream(side)
+        return outputs
+
+
 def train_epoch(
-    network: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    tiles: TileStore,
-    batches: Batches,
-    objective: Objective,
-    views: ViewsConfig,
-    engine: Engine,
-    learning_rates: list[float],
-    keys: tuple[int | str, ...],
+    step: TrainingStep, batches: Batches, learning_rates: list[float], keys: tuple[int | str, ...]
 ) -> EpochResult:
     """Train one epoch; every process takes its share of each batch.
 
     Args:
-        network: Set-up `EmbeddingNetwork`.
-        optimiser: Its optimiser.
-        tiles: Decoded tiles.
+        step: The step of this stage.
         batches: Rows, pseudo labels and anchors of every step.
-        objective: The loss; gathers over processes itself.
-        views: How views are made.
-        engine: Device and processes.
         learning_rates: One per step.
         keys: Seed, stage and epoch: what the random views are derived from.
 
     Raises:
         TrainingError: The loss is not a number.
     """
-    with engine.own_random_state(*keys, "network", engine.rank):  # dropout and drop-path of the backbone
-        losses, spread, seconds = _run_steps(
-            network,
-            optimiser,
-            tiles,
-            batches,
-            objective,
-            ViewMaker(views, engine.device, *keys, engine.rank),
-            engine,
-            learning_rates,
-            f"{keys[1]} {keys[2]}",
-        )
-    engine.share_buffers(network)
+    engine = step.engine
+    mine = batches.share(engine)
+    losses = torch.zeros(len(mine.indices), device=engine.device)
+    embeddings = torch.zeros(1, 1)
+    step.views.reseed(*keys, engine.rank)
+    step.network.train()
+    started = time.perf_counter()
+    with (
+        engine.own_random_state(*keys, "network", engine.rank),  # dropout and drop-path of the backbone
+        engine.progress(f"{keys[1]} {keys[2]}", len(losses)) as progress,
+    ):
+        for number, rows in enumerate(mine.indices):
+            labels = None if mine.labels is None else mine.labels[number]
+            anchors = None if mine.anchors is None else mine.anchors[number]
+            loss, embeddings = step(rows, labels, anchors, learning_rates[number])
+            losses[number] = loss
+            progress.advance()
+    spread = embedding_spread(embeddings)  # waits for the device, so the time below is that of the work
+    seconds = time.perf_counter() - started
+    engine.share_buffers(step.network)
     mean_loss, mean_spread = engine.mean_over_processes(losses.mean(), spread)
     if not math.isfinite(mean_loss):
         raise TrainingError(
@@ -92,43 +175,6 @@ def train_epoch(
             "settings."
         )
     return EpochResult(mean_loss, mean_spread, batches.indices.numel() / seconds, seconds)
-
-
-def _run_steps(
-    network: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    tiles: TileStore,
-    batches: Batches,
-    objective: Objective,
-    make_views: ViewMaker,
-    engine: Engine,
-    learning_rates: list[float],
-    name: str,
-) -> tuple[Tensor, float, float]:
-    """Losses of every step, spread of the last batch's embeddings, and seconds taken."""
-    mine = slice(engine.rank, None, engine.world_size)
-    losses: list[Tensor] = []
-    network.train()
-    started = time.perf_counter()
-    embeddings = torch.zeros(1, 1)
-    with engine.progress(name, len(batches.indices)) as progress:
-        for step, rows in enumerate(batches.indices):
-            for group in optimiser.param_groups:
-                group["lr"] = learning_rates[step]
-            images = tiles.gather(rows[mine], engine.device)
-            _, embeddings = network(torch.cat([make_views(images), make_views(images)]))
-            loss = objective(
-                embeddings.float(),
-                _both_views(batches.labels, step, mine, engine.device),
-                _both_views(batches.anchors, step, mine, engine.device),
-            )
-            optimiser.zero_grad()
-            engine.backward(loss)
-            optimiser.step()
-            losses.append(loss.detach())
-            progress.advance()
-    found = torch.stack(losses), embedding_spread(embeddings.detach())
-    return *found, time.perf_counter() - started
 
 
 def cosine_or_constant(config: OptimiserConfig, epoch: int, epochs: int, steps: int) -> list[float]:
@@ -141,15 +187,17 @@ def cosine_or_constant(config: OptimiserConfig, epoch: int, epochs: int, steps: 
     ]
 
 
-def make_optimiser(network: nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
-    """Plain SGD as in the paper; the loop sets its learning rate."""
+def make_optimiser(network: nn.Module, config: OptimiserConfig, engine: Engine) -> torch.optim.Optimizer:
+    """Plain SGD as in the paper; the step sets its learning rate, which for a recorded step must be a tensor."""
+    rate = torch.tensor(config.learning_rate, device=engine.device) if engine.records_steps else config.learning_rate
     return torch.optim.SGD(
         network.parameters(),
-        lr=config.learning_rate,
+        lr=rate,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
+        fused=engine.records_steps or None,
     )
 
 
-def _both_views(values: Tensor | None, step: int, mine: slice, device: torch.device) -> Tensor | None:
-    return None if values is None else values[step, mine].to(device, non_blocking=True).repeat(2)
+def _both_views(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.repeat(2)

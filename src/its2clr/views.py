@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from its2clr.config import ViewsConfig
-from its2clr.engine.seeds import numpy_generator, torch_generator
+from its2clr.engine.seeds import derive_seed, numpy_generator
 
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)
 
@@ -38,25 +38,47 @@ class Drawn(NamedTuple):
 class ViewMaker:
     """Makes random views of every tile of a batch: crop, flips, colour jitter, grayscale, blur.
 
-    As in torchvision's ColorJitter the colour operations come in random order. On a CPU the order is drawn once per
-    batch, everything else once per view.
+    As in torchvision's ColorJitter the colour operations come in random order: an order of its own for every view in
+    the fused kernel, one for the batch otherwise. All else is drawn for every view.
 
     Args:
         config: Strengths and probabilities.
         device: Device of the tiles.
         keys: What the random draws are derived from, e.g. the run's seed, stage, epoch and process.
+        fused: Whether to make the views with the kernel of `its2clr.views_fused`; needs a GPU.
     """
 
-    def __init__(self, config: ViewsConfig, device: torch.device, *keys: int | str) -> None:
+    def __init__(self, config: ViewsConfig, device: torch.device, *keys: int | str, fused: bool = False) -> None:
         self.config = config
-        self._generator = torch_generator(device, "views", *keys)
+        self.fused = fused
+        self.generator = torch.Generator(device)
+        self.reseed(*keys)
+
+    def reseed(self, *keys: int | str) -> None:
+        """Derive the next draws from other keys."""
+        self.generator.manual_seed(derive_seed("views", *keys))
         self._host = numpy_generator("view order", *keys)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Views (B, 3, H, W), float32 in [0, 1], of tiles (B, 3, H, W), uint8 or float in [0, 1]."""
         order = torch.from_numpy(self._host.permutation(len(COLOUR_OPERATIONS)).astype("int32"))[None]
-        drawn = draw(self.config, len(images), images.shape[-1], self._generator, images.device, order)
+        drawn = draw(self.config, len(images), images.shape[-1], self.generator, images.device, order)
         return apply(images, drawn)
+
+    def pair(self, tiles: Tensor, rows: Tensor) -> Tensor:
+        """Two views of each of some tiles, (2B, 3, H, W), first views first.
+
+        Args:
+            tiles: (N, 3, H, W) uint8.
+            rows: (B,) which of them, on the same device.
+        """
+        if not self.fused:
+            images = tiles.index_select(0, rows)
+            return torch.cat([self(images), self(images)])
+        from its2clr.views_fused import fused_views
+
+        twice = rows.repeat(2)
+        return fused_views(tiles, twice, draw(self.config, len(twice), tiles.shape[-1], self.generator, tiles.device))
 
 
 def draw(

@@ -28,10 +28,10 @@ def batches(tiny_cohort, start, tmp_path, monkeypatch):
     def record(*switches):
         seen = []
 
-        def instead_of_training(network, optimiser, tiles, batches, *_):
+        def instead_of_training(step, batches, rates, keys):
             seen.append(batches)
             with torch.no_grad():  # so that rounds differ, in the same way for every variant
-                network.module.encoder.backbone.conv1.weight.mul_(1 + 0.1 * len(seen))
+                step.network.module.encoder.backbone.conv1.weight.mul_(1 + 0.1 * len(seen))
             return EpochResult(loss=1.0, spread=1.0, tiles_per_second=1.0, seconds=1.0)
 
         monkeypatch.setattr(algorithm, "train_epoch", instead_of_training)

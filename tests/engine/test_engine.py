@@ -17,7 +17,7 @@ from its2clr.engine.rundir import RunDirectory, TrainingState
 from its2clr.engine.seeds import derive_seed
 from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError, TrainingError
-from its2clr.training import Batches, train_epoch
+from its2clr.training import Batches, TrainingStep, train_epoch
 
 
 @pytest.fixture
@@ -155,8 +155,8 @@ def train_one_epoch(objective, encoder_options=None):
     images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     tiles = TileStore(images, torch.device("cpu"))
     batches = Batches(torch.arange(8)[None])
-    keys = (0, "refine", 3)
-    return train_epoch(network, optimiser, tiles, batches, objective, config.refine.views, engine, [0.1], keys)
+    step = TrainingStep(network, optimiser, tiles, objective, config.refine.views, engine)
+    return train_epoch(step, batches, [0.1], (0, "refine", 3))
 
 
 def test_not_a_number_stops_with_advice():

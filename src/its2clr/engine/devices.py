@@ -55,6 +55,7 @@ class Engine:
         self.device: torch.device = self.fabric.device
         self.rank = self.fabric.global_rank
         self.world_size = self.fabric.world_size
+        self.records_steps = config.record_steps and self.device.type == "cuda"
         self.bars = ProgressBar(enabled=self.is_writer)
         self.memory: dict[Any, Any] | None = None
         """Decoded tiles to be used by the next run too; None keeps nothing beyond a run."""

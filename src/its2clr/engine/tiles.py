@@ -44,6 +44,12 @@ class TileStore:
     def __len__(self) -> int:
         return len(self.images)
 
+    def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Tiles on the device and which of them are meant: the whole store where it is there, else these rows alone."""
+        if self.images.device == rows.device == device:
+            return self.images, rows
+        return self.gather(rows, device), torch.arange(len(rows), device=device)
+
     def gather(self, rows: Tensor, device: torch.device) -> Tensor:
         """Tiles (B, 3, S, S) uint8 at `rows`, on the device."""
         batch = self.images.index_select(0, rows.to(self.images.device, non_blocking=True))

@@ -11,7 +11,7 @@ from its2clr.engine.rundir import RunDirectory, TrainingState
 from its2clr.engine.seeds import torch_generator
 from its2clr.engine.tiles import TileStore
 from its2clr.pretrain.simclr import simclr_objective
-from its2clr.training import Batches, cosine_or_constant, make_optimiser, train_epoch
+from its2clr.training import Batches, TrainingStep, cosine_or_constant, make_optimiser, train_epoch
 
 
 def pretrain(
@@ -38,16 +38,15 @@ def pretrain(
     """
     batch_size = engine.divisible_batch_size("pretrain", min(config.batch_size, len(tiles)))
     network.to(engine.device)
-    wrapped, optimiser = engine.set_up(network, make_optimiser(network, config))
+    wrapped, optimiser = engine.set_up(network, make_optimiser(network, config, engine))
     state = TrainingState(run, "pretrain", network, optimiser)
     start = state.resume()
     guard = CollapseGuard("pretrain", 2 * batch_size, max(5, config.epochs // 10), state.notes)
-    objective = simclr_objective(config.temperature)
+    step = TrainingStep(wrapped, optimiser, tiles, simclr_objective(config.temperature), config.views, engine)
     for epoch in range(start, config.epochs):
         indices = epoch_indices(len(tiles), batch_size, seed, epoch)
         rates = cosine_or_constant(config, epoch, config.epochs, len(indices))
-        keys = (seed, "pretrain", epoch + 1)
-        result = train_epoch(wrapped, optimiser, tiles, Batches(indices), objective, config.views, engine, rates, keys)
+        result = train_epoch(step, Batches(indices), rates, (seed, "pretrain", epoch + 1))
         guard.check(epoch + 1, result.loss, result.spread)
         run.log("pretrain", epoch + 1, config.epochs, vars(result))
         state.save(epoch + 1, last=epoch + 1 == config.epochs)

@@ -21,7 +21,7 @@ from its2clr.engine.rundir import RunDirectory, TrainingState
 from its2clr.refine.objectives import find_objective
 from its2clr.refine.rounds import Bags, aggregator_seeds, run_round, save_round
 from its2clr.refine.sampling import epoch_batches, epoch_pools
-from its2clr.training import cosine_or_constant, make_optimiser, train_epoch
+from its2clr.training import TrainingStep, cosine_or_constant, make_optimiser, train_epoch
 
 REFINED = "encoder-its2clr"
 """Checkpoint that refinement leaves: the encoder with the highest validation AUC."""
@@ -62,12 +62,13 @@ def refine(
     """
     prepared = find_objective(config.objective)(network, config, seed)
     learner = prepared.network.to(engine.device)
-    wrapped, optimiser = engine.set_up(learner, make_optimiser(learner, config))
+    wrapped, optimiser = engine.set_up(learner, make_optimiser(learner, config, engine))
     state = TrainingState(run, "refine", learner, optimiser)
     seeds = aggregator_seeds(seed, config.aggregator_seeds)
     batch_size = engine.divisible_batch_size("refine", config.batch_size)
     steps = config.steps_per_epoch or math.ceil(len(train.tiles) / batch_size)
     start = state.resume()
+    step = TrainingStep(wrapped, optimiser, train.tiles, prepared.loss, config.views, engine)
     guard = CollapseGuard("refine", 2 * batch_size, max(3, config.epochs // 10), state.notes)
     run.forget_after("round", start - 1)
     for epoch in range(start, config.epochs + 1):  # line 2
@@ -94,17 +95,7 @@ def refine(
         pools = epoch_pools(state.tensors["probabilities"], train, config, epoch + 1)
         batches = epoch_batches(pools, config, epoch + 1, steps, batch_size, seed)
         rates = cosine_or_constant(config, epoch, config.epochs, steps)
-        result = train_epoch(  # line 16
-            wrapped,
-            optimiser,
-            train.tiles,
-            batches,
-            prepared.loss,
-            config.views,
-            engine,
-            rates,
-            (seed, "refine", epoch + 1),
-        )
+        result = train_epoch(step, batches, rates, (seed, "refine", epoch + 1))  # line 16
         if prepared.contrastive:
             guard.check(epoch + 1, result.loss, result.spread)
         run.log("refine", epoch + 1, config.epochs, vars(result))
