@@ -175,6 +175,10 @@ class EngineConfig(Section):
         "auto", description="auto: bf16-mixed on a GPU, 32-true on a CPU"
     )
     extract_batch_size: Count = Field(512, description="instances per forward pass at extraction")
+    tiles: Literal["auto", "gpu", "memory", "disk"] = Field(
+        "auto", description="where decoded tiles are kept; auto: the first of GPU, host memory, disk with room"
+    )
+    tile_folder: str | None = Field(None, description="folder of tiles decoded to disk; null: in the cohort")
     record_steps: bool = Field(
         default=False, description="on a GPU, fused views and training steps replayed as CUDA graphs (experimental)"
     )
@@ -261,7 +265,7 @@ def validate_config(values: Mapping[str, Any], where: str) -> RunConfig:
 def config_difference(old: RunConfig, new: RunConfig) -> list[str]:
     """Settings that differ, one `key: old -> new` each; the choice of device does not count."""
     left, right = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
-    neutral = {"engine.accelerator", "engine.extract_batch_size"}
+    neutral = {"engine.accelerator", "engine.extract_batch_size", "engine.tiles", "engine.tile_folder"}
     keys = sorted((left.keys() | right.keys()) - neutral)
     return [f"{k}: {left.get(k)!r} -> {right.get(k)!r}" for k in keys if left.get(k) != right.get(k)]
 

@@ -21,7 +21,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def tiles():
-    return TileStore(torch.randint(0, 256, (37, 3, 32, 32), dtype=torch.uint8), torch.device("cpu"))
+    return TileStore(torch.randint(0, 256, (37, 3, 32, 32), dtype=torch.uint8))
 
 
 @pytest.fixture(scope="module")

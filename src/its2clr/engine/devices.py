@@ -55,6 +55,7 @@ class Engine:
         self.device: torch.device = self.fabric.device
         self.rank = self.fabric.global_rank
         self.world_size = self.fabric.world_size
+        self.tiles, self.tile_folder = config.tiles, config.tile_folder
         self.records_steps = config.record_steps and self.device.type == "cuda"
         self.bars = ProgressBar(enabled=self.is_writer)
         self.memory: dict[Any, Any] | None = None

@@ -1,28 +1,42 @@
-"""Decoded tiles, gathered by index straight to the device."""
+"""Decoded tiles, gathered by index: on the GPU when they fit, else in host memory, else in a file mapped into memory.
 
+Nothing is decoded in a training step. Which of the three it is depends on size and free memory, or on `engine.tiles`;
+the log says which.
+"""
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from its2clr.cohort import Cohort, load_tiles
 from its2clr.engine.devices import Engine
+from its2clr.engine.files import atomic_path, hash_files
+from its2clr.errors import InputError
 
+Tier = Literal["gpu", "memory", "disk"]
+
+GPU_SHARE = 0.5
+"""Share of the free GPU memory that tiles may take; the rest is for training."""
+HOST_SHARE = 0.6
+"""Share of the available host memory that tiles may take."""
 SPLITS_KEPT = 3
 """Splits an engine with a memory keeps decoded: those of one cohort."""
 
 
 class TileStore:
-    """All tiles of a cohort as uint8, on the GPU when they fit into half of its free memory, else in host memory.
+    """All tiles of a cohort as uint8.
 
     Args:
-        images: (N, 3, S, S) uint8.
-        device: Where batches are wanted.
+        images: (N, 3, S, S) uint8, wherever they are.
     """
 
-    def __init__(self, images: Tensor, device: torch.device) -> None:
-        if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            if images.nbytes < free / 2:
-                images = images.to(device)
+    def __init__(self, images: Tensor) -> None:
         self.images = images
 
     @classmethod
@@ -32,9 +46,7 @@ class TileStore:
         if engine.memory is not None and key in engine.memory:
             kept: TileStore = engine.memory[key]
             return kept
-        with engine.progress("decode", cohort.n_instances, "tiles") as progress:
-            images = load_tiles(cohort, progress=progress.reach)
-        store = cls(torch.from_numpy(images), engine.device)
+        store = cls(_decoded(cohort, engine))
         if engine.memory is not None:
             while len(engine.memory) >= SPLITS_KEPT:
                 engine.memory.pop(next(iter(engine.memory)))
@@ -54,3 +66,81 @@ class TileStore:
         """Tiles (B, 3, S, S) uint8 at `rows`, on the device."""
         batch = self.images.index_select(0, rows.to(self.images.device, non_blocking=True))
         return batch.to(device, non_blocking=True)
+
+
+def choose_tier(nbytes: int, engine: Engine) -> Tier:
+    """Where decoded tiles of a size go: the fastest place with room, or the one that `engine.tiles` names.
+
+    Raises:
+        InputError: The GPU is asked for, and there is none.
+    """
+    if engine.tiles == "gpu" and engine.device.type != "cuda":
+        raise InputError("engine.tiles=gpu, but the run is on a CPU; use auto, memory or disk")
+    if engine.tiles != "auto":
+        return engine.tiles
+    if engine.device.type == "cuda" and _fits_on(engine.device, nbytes):
+        return "gpu"
+    return "memory" if nbytes < HOST_SHARE * available_memory() else "disk"
+
+
+def available_memory() -> float:
+    """Bytes of host memory that can be had without swapping; unlimited where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.inf
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    return float(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else math.inf
+
+
+def _decoded(cohort: Cohort, engine: Engine) -> Tensor:
+    shape = (cohort.n_instances, 3, cohort.tile_size, cohort.tile_size)
+    nbytes = math.prod(shape)
+    tier = engine.broadcast(choose_tier(nbytes, engine))
+    if tier == "disk":
+        path = mapped_file(cohort, engine)
+        engine.say(f"tiles: {shape[0]} of {shape[2]} px ({_size(nbytes)}) in {path}")
+        return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="r+", shape=shape))
+    images = torch.empty(shape, dtype=torch.uint8, pin_memory=tier == "memory" and engine.device.type == "cuda")
+    _decode_into(cohort, images.numpy(), engine)
+    places = {"gpu": "GPU memory", "memory": "host memory"}
+    engine.say(f"tiles: {shape[0]} of {shape[2]} px ({_size(nbytes)}) in {places[tier]}")
+    return images.to(engine.device) if tier == "gpu" else images
+
+
+def mapped_file(cohort: Cohort, engine: Engine) -> Path:
+    """The file of a cohort's decoded tiles, written by the first process when it is not there yet."""
+    bags = hashlib.sha256("\n".join(cohort.bags["bag_id"]).encode()).hexdigest()[:12]
+    of_cohort = hash_files(cohort.path / "bags.csv", cohort.path / "cohort.json")[:12]
+    folder = Path(engine.tile_folder) if engine.tile_folder is not None else cohort.path / "decoded"
+    path = folder / f"{of_cohort}-{bags}.uint8"
+
+    def write() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        shape = (cohort.n_instances, 3, cohort.tile_size, cohort.tile_size)
+        with atomic_path(path) as temporary:
+            tiles = np.memmap(temporary, dtype=np.uint8, mode="w+", shape=shape)
+            _decode_into(cohort, tiles, engine)
+            tiles.flush()
+
+    if not engine.broadcast(path.is_file()):
+        engine.on_writer(write)
+    return path
+
+
+def _decode_into(cohort: Cohort, out: NDArray[np.uint8], engine: Engine) -> None:
+    with engine.progress("decode", cohort.n_instances, "tiles") as progress:
+        load_tiles(cohort, progress=progress.reach, out=out)
+
+
+def _fits_on(device: torch.device, nbytes: int) -> bool:
+    free, _ = torch.cuda.mem_get_info(device)
+    return nbytes < GPU_SHARE * free
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.3g} TiB"

@@ -157,7 +157,8 @@ class Planner:
 
     def _name(self, job: Job) -> str:
         config = self.config(job).model_dump(mode="json")
-        del config["seed"], config["engine"]["accelerator"], config["engine"]["extract_batch_size"]
+        del config["seed"]
+        config["engine"] = {key: config["engine"][key] for key in ("precision", "record_steps")}
         if job.start is not None:
             config["pretrain"] = self.name(job.start)
         sub_bag_size = self.budget.sub_bag_size if job.resampling.sub_bags else None
