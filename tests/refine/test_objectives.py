@@ -38,7 +38,7 @@ def test_heads():
 
 
 def test_an_unknown_objective_is_named_with_its_closest():
-    assert objective_names() == ["cross_entropy", "supervised_contrastive"]
+    assert {"cross_entropy", "supervised_contrastive"} <= set(objective_names())
     with pytest.raises(InputError, match="no objective named 'cross_entrpy', did you mean 'cross_entropy'"):
         find_objective("cross_entrpy")
 
