@@ -253,6 +253,32 @@ def reproduce(
 
 
 @app.command()
+def bench(
+    size: Annotated[
+        Literal["small", "full"] | None, typer.Option(help="Default: full on a GPU, small on a CPU.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the numbers.")] = None,
+    record_steps: Annotated[bool, typer.Option("--record-steps", help="With engine.record_steps=true.")] = False,
+) -> None:
+    """Measure how close the stages come to what this machine can do, as ratios within one run (minutes)."""
+    import torch
+
+    from its2clr.bench.report import run_benchmarks
+    from its2clr.engine.files import write_json
+
+    chosen = size or ("full" if torch.cuda.is_available() else "small")
+    found = run_benchmarks(chosen, {"record_steps": record_steps})
+    if out is not None:
+        write_json(out, found)
+    table = Table(title=f"{found['hardware']['device']}, {found['hardware']['precision']}, size {chosen}")
+    table.add_column("", no_wrap=True)
+    table.add_column("ratio", justify="right")
+    for name, value in found["ratios"].items():
+        table.add_row(name, f"{value:.2f}")
+    console.print(table)
+
+
+@app.command()
 def doctor(
     path: Annotated[Path, typer.Argument(help="Folder of a cohort, or a manifest CSV.")],
     instances: Annotated[Path | None, typer.Option(help="Instances CSV of the manifest.")] = None,
