@@ -61,6 +61,8 @@ def stacked_loss(
         output: BagOutput = functional_call(template, state, (features, mask))
         return template.loss(output, labels)
 
+    if len(features) == 1:  # one seed needs no stacking, and is faster without
+        return single({name: tensor[0] for name, tensor in state.items()}, features[0], mask[0], labels[0])[None]
     losses: Tensor = vmap(single, randomness="different")(dict(state), features, mask, labels)
     return losses
 
