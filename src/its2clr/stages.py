@@ -16,7 +16,7 @@ from its2clr.aggregators.config import AggregatorTraining
 from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
 from its2clr.aggregators.training import train_aggregators
-from its2clr.baselines.end_to_end import train_end_to_end
+from its2clr.baselines import end_to_end as baseline
 from its2clr.cohort import Cohort
 from its2clr.cohort.features import FeatureFile, feature_path, read_feature_file, write_feature_file
 from its2clr.encoders.encoder import EmbeddingNetwork, check_tile_size
@@ -127,7 +127,7 @@ class Stages:
             network = self._fresh_network()
         self.engine.say(f"end to end: {len(self.train.labels)} training bags for {config.epochs} epochs")
         with self.run.lock():
-            train_end_to_end(
+            baseline.train_end_to_end(
                 network,
                 self.train,
                 self.validation,
@@ -138,8 +138,10 @@ class Stages:
                 self.config.seed,
                 self._aggregator_path(END_TO_END),
             )
-        self._mark_done("end_to_end", epochs=config.epochs)
+        # Its aggregator first: an encoder that is there without one would get an aggregator trained on frozen features.
         self._mark_done(_aggregate_stage(END_TO_END), retrainings=1)
+        self._mark_done("end_to_end", epochs=config.epochs)
+        baseline.remove_candidates(self.run)
 
     def aggregate(self, encoder: str, aggregator: str | None = None) -> TrainedAggregators:
         """Train an aggregator on an encoder's frozen features, once per seed; validation picks each one's epoch.

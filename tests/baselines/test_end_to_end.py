@@ -1,4 +1,5 @@
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -131,8 +132,6 @@ def test_a_run_ends_with_results(trained, tiny_cohort):
 
 
 def test_the_best_epoch_by_validation_is_kept(trained):
-    import json
-
     lines = [json.loads(line) for line in (trained.run.path / "metrics.jsonl").read_text().splitlines()]
     epochs = [line for line in lines if line["stage"] == "end_to_end"]
     best = max(epochs, key=lambda line: (line["validation_auc"], -line["validation_loss"]))
@@ -163,6 +162,25 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(trained, tiny_cohort, tmp_path, 
     found, _ = load_checkpoint(tmp_path / "run" / "checkpoints" / "end_to_end.safetensors")
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+@pytest.mark.parametrize("lost", [["end_to_end"], ["end_to_end", "aggregate end_to_end"]])
+def test_a_run_killed_while_it_is_noted_as_finished_ends_the_same(trained, tiny_cohort, tmp_path, monkeypatch, lost):
+    from its2clr.baselines import end_to_end
+
+    monkeypatch.setattr(end_to_end, "remove_candidates", lambda run: None)
+    stages = open_run(tmp_path / "run", tiny_cohort, "demo", E2E, quiet=True)
+    stages.end_to_end()
+    monkeypatch.undo()
+    state = json.loads((tmp_path / "run" / "state.json").read_text())
+    for stage in lost:
+        del state["stages"][stage]
+    (tmp_path / "run" / "state.json").write_text(json.dumps(state))
+    again = open_run(tmp_path / "run", quiet=True)
+    again.end_to_end()
+    expected, found = trained.aggregate("end_to_end"), again.aggregate("end_to_end")
+    assert all(torch.equal(expected.state[name], found.state[name]) for name in expected.state)
+    assert not list((tmp_path / "run" / "checkpoints").glob("end_to_end-*"))
 
 
 def test_from_scratch_needs_no_pretraining(tiny_cohort, tmp_path):

@@ -1,7 +1,11 @@
 import json
 import math
 
+from typer.testing import CliRunner
+
+from its2clr.bench.measure import SIZES
 from its2clr.bench.report import ratios, run_benchmarks
+from its2clr.cli import app
 
 
 def test_everything_is_measured():
@@ -22,3 +26,11 @@ def test_the_limit_is_the_compiled_step_where_there_is_one():
     assert compiled["plain aggregator loop / ours, one seed"] == 10.0
     eager = ratios({**rates, "bare training, compiled": math.nan}, aggregators)
     assert eager["SimCLR epoch / bare training step"] == 8.0
+
+
+def test_the_command_prints_and_keeps_the_ratios(tmp_path, monkeypatch):
+    monkeypatch.setitem(SIZES, "small", SIZES["tiny"])
+    result = CliRunner().invoke(app, ["bench", "--size", "small", "--out", str(tmp_path / "bench.json")])
+    assert result.exit_code == 0, result.output
+    kept = json.loads((tmp_path / "bench.json").read_text())
+    assert all(name in result.output for name in kept["ratios"])

@@ -176,9 +176,13 @@ def train_end_to_end(
         for part, target in (("encoder", run.checkpoint(ENCODER)), ("aggregator", path)):
             with atomic_path(target) as temporary:
                 shutil.copyfile(_candidate(run, part, state.notes["best_epoch"]), temporary)
-        for candidate in run.path.glob("checkpoints/end_to_end-*.safetensors"):
-            candidate.unlink()
     engine.barrier()
+
+
+def remove_candidates(run: RunDirectory) -> None:
+    """Remove what only a training that is not yet noted as finished needs."""
+    for path in run.path.glob("checkpoints/end_to_end-*.safetensors") if run.engine.is_writer else ():
+        path.unlink()
 
 
 def _train_epoch(

@@ -100,7 +100,7 @@ def _decoded(cohort: Cohort, engine: Engine) -> Tensor:
     if tier == "disk":
         path = mapped_file(cohort, engine)
         engine.say(f"tiles: {shape[0]} of {shape[2]} px ({_size(nbytes)}) in {path}")
-        return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="r+", shape=shape))
+        return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c", shape=shape))
     images = torch.empty(shape, dtype=torch.uint8, pin_memory=tier == "memory" and engine.device.type == "cuda")
     _decode_into(cohort, images.numpy(), engine)
     places = {"gpu": "GPU memory", "memory": "host memory"}
