@@ -40,7 +40,10 @@ def compare(device: str, side: int = 24) -> None:
         expected = apply(tiles[rows], drawn)
         found = fused_views(tiles, rows, drawn)
         assert found.is_contiguous(memory_format=torch.channels_last)
-        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+        # a view knows to about 1e-7 of the side where it looks, and neighbouring pixels here differ by up to 1
+        torch.testing.assert_close(
+            found, expected, rtol=0, atol=1e-6 * side, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.slow

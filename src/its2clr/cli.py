@@ -257,25 +257,38 @@ def bench(
     size: Annotated[
         Literal["small", "full"] | None, typer.Option(help="Default: full on a GPU, small on a CPU.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the numbers.")] = None,
-    record_steps: Annotated[bool, typer.Option("--record-steps", help="With engine.record_steps=true.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file for the numbers; a plot of the growth goes beside it.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="e.g. engine.compile=never or encoder.name=resnet50.")
+    ] = None,
 ) -> None:
     """Measure how close the stages come to what this machine can do, as ratios within one run (minutes)."""
     import torch
 
-    from its2clr.bench.report import run_benchmarks
+    from its2clr.bench.report import plot_scaling, run_benchmarks
+    from its2clr.config import resolve_config
     from its2clr.engine.files import write_json
 
     chosen = size or ("full" if torch.cuda.is_available() else "small")
-    found = run_benchmarks(chosen, {"record_steps": record_steps})
+    config = resolve_config(None, settings or [])
+    found = run_benchmarks(chosen, config, lambda text: console.print(text, highlight=False, soft_wrap=True))
     if out is not None:
         write_json(out, found)
+        plot_scaling(found, out.with_suffix(".png"))
     table = Table(title=f"{found['hardware']['device']}, {found['hardware']['precision']}, size {chosen}")
     table.add_column("", no_wrap=True)
     table.add_column("ratio", justify="right")
     for name, value in found["ratios"].items():
         table.add_row(name, f"{value:.2f}")
     console.print(table)
+    update, hours = found["update_seconds"], found["simclr_600_epochs_of_250000_tiles"]["hours, projected"]
+    console.print(
+        f"one pseudo-label update on {update['tiles']:.0f} tiles: {update['update']:.1f} s; the paper's SimCLR "
+        f"(600 epochs of 250,000 tiles) at this rate: {hours:.1f} h",
+        highlight=False,
+    )
 
 
 @app.command()

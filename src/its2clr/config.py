@@ -180,7 +180,10 @@ class EngineConfig(Section):
     )
     tile_folder: str | None = Field(None, description="folder of tiles decoded to disk; null: in the cohort")
     record_steps: bool = Field(
-        default=False, description="on a GPU, fused views and training steps replayed as CUDA graphs (experimental)"
+        default=True, description="on a GPU, make views in one kernel and replay training steps as CUDA graphs"
+    )
+    compile: Literal["auto", "always", "never"] = Field(
+        "auto", description="compile the network before training; auto: on a GPU, where the training is long enough"
     )
 
 

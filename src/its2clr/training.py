@@ -1,18 +1,20 @@
 """Contrastive training over batches of indices: one step (views, forward pass, loss, optimiser), and one epoch of them.
 
-On a GPU a step may be recorded once as a CUDA graph and replayed, which launches its thousand kernels at once.
+On a GPU a step is recorded once as a CUDA graph and replayed, which launches its thousand kernels at once; nothing in
+an epoch waits for the device. Long trainings compile the network first.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from its2clr.config import OptimiserConfig, ViewsConfig
+from its2clr.config import OptimiserConfig, PretrainConfig, RefineConfig
 from its2clr.engine.devices import Engine
+from its2clr.engine.graphs import Recorded
 from its2clr.engine.guard import embedding_spread
 from its2clr.engine.tiles import TileStore
 from its2clr.errors import TrainingError
@@ -20,8 +22,6 @@ from its2clr.views import ViewMaker
 
 Objective = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 """Head outputs (2B, D') of both views, first views first; labels (2B,); anchors (2B,) bool -> scalar loss."""
-EAGER_STEPS = 3
-"""Steps done one kernel at a time before one is recorded: libraries and optimiser set themselves up in them."""
 
 
 @dataclass(frozen=True)
@@ -56,81 +56,68 @@ class EpochResult:
 
 
 class TrainingStep:
-    """One step of a stage; made once, so that what was recorded serves every epoch.
+    """One step of a stage; made once, so that what was compiled and recorded serves every epoch.
 
     Args:
-        network: Set-up `EmbeddingNetwork`.
-        optimiser: Its optimiser, of `make_optimiser`.
+        network: f and a head; set up here, trained in place.
         tiles: Decoded tiles.
         objective: The loss; gathers over processes itself.
-        views: How views are made.
+        config: Optimiser and views.
+        batch_size: Tiles per step over all processes.
+        steps: Steps the whole training will take.
         engine: Device and processes.
+
+    Attributes:
+        network: The network as it was set up.
+        optimiser: Plain SGD as in the paper.
+        views: Makes the views.
+        replays: Whether steps are recorded and replayed.
     """
 
     def __init__(
         self,
         network: nn.Module,
-        optimiser: torch.optim.Optimizer,
         tiles: TileStore,
         objective: Objective,
-        views: ViewsConfig,
+        config: PretrainConfig | RefineConfig,
+        batch_size: int,
+        steps: int,
         engine: Engine,
     ) -> None:
-        self.network, self.engine = network, engine
-        self._optimiser, self._tiles, self._objective = optimiser, tiles, objective
-        self.views = ViewMaker(views, engine.device, fused=engine.records_steps)
-        self._recorded = engine.records_steps and engine.world_size == 1 and tiles.images.is_cuda
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._eager = 0
+        if engine.compiles(2 * steps * batch_size * tiles.side**2):
+            network.compile(dynamic=False)
+        network.to(engine.device)
+        self.network, self.optimiser = engine.set_up(network, make_optimiser(network, config, engine))
+        self.engine = engine
+        self.views = ViewMaker(config.views, engine.device, fused=engine.records_steps)
+        self._objective = objective
+        self._feed = tiles.feed(batch_size // engine.world_size, engine.device)
+        self.replays = engine.records_steps and engine.world_size == 1
+        self._recorded = Recorded(self._step, [self.views.generator])
+
+    def batches(self, indices: Tensor) -> Iterator[Tensor]:
+        """Bring the tiles of every step, (steps, B) rows of the store, to the device; gives the rows to call with."""
+        return self._feed(indices)
 
     def __call__(
         self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None, rate: float
     ) -> tuple[Tensor, Tensor]:
-        """Train on some rows of the tile store; gives loss and embeddings, valid until the next step."""
-        for group in self._optimiser.param_groups:
+        """Train on the tiles of a step; gives loss and embeddings, valid until the next step."""
+        for group in self.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        if not self._recorded:
-            return self._step(rows, labels, anchors)
-        if self._graph is None and self._eager < EAGER_STEPS:
-            self._eager += 1
-            return self._on_side_stream(rows, labels, anchors)
-        if self._graph is None:
-            self._record(rows, labels, anchors)
-        assert self._graph is not None
-        for place, value in zip(self._inputs, (rows, labels, anchors), strict=True):
-            if place is not None and value is not None:
-                place.copy_(value)
-        self._graph.replay()
-        return self._outputs
+        return (self._recorded if self.replays else self._step)(rows, labels, anchors)
 
     def _step(self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None) -> tuple[Tensor, Tensor]:
-        images = self.views.pair(*self._tiles.batch(rows, self.engine.device))
+        images = self.views.pair(self._feed.tiles, rows)
         _, embeddings = self.network(images)
         loss = self._objective(embeddings.float(), _both_views(labels), _both_views(anchors))
-        self._optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad(set_to_none=True)
         self.engine.backward(loss)
-        self._optimiser.step()
+        self.optimiser.step()
         return loss.detach(), embeddings.detach()
-
-    def _record(self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None) -> None:
-        self._inputs = [None if value is None else value.clone() for value in (rows, labels, anchors)]
-        assert self._inputs[0] is not None
-        self._graph = torch.cuda.CUDAGraph()
-        self._graph.register_generator_state(self.views.generator)
-        with torch.cuda.graph(self._graph):
-            self._outputs = self._step(self._inputs[0], self._inputs[1], self._inputs[2])
-
-    def _on_side_stream(self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None) -> tuple[Tensor, Tensor]:
-        """A step on another stream, as recording wants the steps before it to be."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            outputs = self._step(rows, labels, anchors)
-        torch.cuda.current_stream().wait_stream(side)
-        return outputs
 
 
 def train_epoch(
@@ -158,7 +145,7 @@ def train_epoch(
         engine.own_random_state(*keys, "network", engine.rank),  # dropout and drop-path of the backbone
         engine.progress(f"{keys[1]} {keys[2]}", len(losses)) as progress,
     ):
-        for number, rows in enumerate(mine.indices):
+        for number, rows in enumerate(step.batches(mine.indices)):
             labels = None if mine.labels is None else mine.labels[number]
             anchors = None if mine.anchors is None else mine.anchors[number]
             loss, embeddings = step(rows, labels, anchors, learning_rates[number])

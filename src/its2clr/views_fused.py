@@ -54,8 +54,9 @@ def _colour(red, green, blue, operation, amount, mean):
         chroma = value - tl.minimum(red, tl.minimum(green, blue))
         saturation = chroma / tl.where(value > 0.0, value, 1.0)
         safe = tl.where(chroma > 0.0, chroma, 1.0)
-        of_green = tl.where(value == green, 2.0 + (blue - red) / safe, 4.0 + (red - green) / safe)
-        sector = tl.where(value == red, (green - blue) / safe, of_green) + 6.0 * amount
+        of_green = tl.where(green >= blue, 2.0 + (blue - red) / safe, 4.0 + (red - green) / safe)
+        of_red = (red >= green) & (red >= blue)
+        sector = tl.where(of_red, (green - blue) / safe, of_green) + 6.0 * amount
         red = _channel(value, saturation, sector, 5.0)
         green = _channel(value, saturation, sector, 3.0)
         blue = _channel(value, saturation, sector, 1.0)

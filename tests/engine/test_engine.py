@@ -151,11 +151,10 @@ def train_one_epoch(objective, encoder_options=None):
     engine.bars.enabled = False
     torch.manual_seed(0)
     network = create_network(config)
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
     images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     tiles = TileStore(images)
     batches = Batches(torch.arange(8)[None])
-    step = TrainingStep(network, optimiser, tiles, objective, config.refine.views, engine)
+    step = TrainingStep(network, tiles, objective, config.refine, 8, 1, engine)
     return train_epoch(step, batches, [0.1], (0, "refine", 3))
 
 

@@ -28,8 +28,9 @@ def test_tiles_are_the_same_wherever_they_are(cohort, tmp_path, place):
     assert len(store) == cohort.n_instances
     rows = torch.tensor([5, 0, 5, 17])
     assert np.array_equal(store.gather(rows, torch.device("cpu")).numpy(), expected[rows.numpy()])
-    images, places = store.batch(rows, torch.device("cpu"))
-    assert np.array_equal(images[places].numpy(), expected[rows.numpy()])
+    feed = store.feed(2, torch.device("cpu"))
+    fed = [feed.tiles[places].numpy() for places in feed(rows.view(2, 2))]
+    assert np.array_equal(np.concatenate(fed), expected[rows.numpy()])
     assert (tmp_path / "decoded").exists() == (place == "disk")
 
 

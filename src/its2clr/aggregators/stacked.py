@@ -67,40 +67,70 @@ def stacked_loss(
     return losses
 
 
+class BagPass(NamedTuple):
+    """Some bags that go through the aggregators together: indices (B,), rows and mask (B, K), labels (B,) or None."""
+
+    indices: Tensor
+    rows: Tensor
+    mask: Tensor
+    labels: Tensor | None
+
+
+def bag_passes(bags: BagFeatures, bags_per_batch: int = 64) -> list[BagPass]:
+    """All bags, in passes of similar size that fit into memory."""
+    passes = []
+    for indices in bags.batches(bags_per_batch, BATCH_VALUES // bags.feature_dim):
+        on_device = indices.to(bags.device)
+        rows, mask = bags.rows(on_device, int(bags.sizes[indices].max()))
+        passes.append(BagPass(on_device, rows, mask, None if bags.labels is None else bags.labels[on_device]))
+    return passes
+
+
 @torch.no_grad()
+def bag_outputs(
+    template: Aggregator, state: Mapping[str, Tensor], bags: BagFeatures, part: BagPass
+) -> tuple[Tensor, ...]:
+    """What S aggregators say about the bags of a pass.
+
+    Returns:
+        Loss (S,), zero without labels; bag logits (S, B); instance logits (S, B, K); attention (S, B, K) where there
+        is one.
+    """
+    features = bags.features[part.rows]  # (B, K, D)
+
+    def single(state: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        output: BagOutput = functional_call(template, state, (features, part.mask))
+        loss = output.bag_logit.new_zeros(()) if part.labels is None else template.loss(output, part.labels)
+        # vmap returns tensors only, so an attention that is None is left out
+        return (loss, *(tensor for tensor in output if tensor is not None))
+
+    seeds = len(next(iter(state.values())))
+    seeds_per_pass = max(1, PASS_VALUES // features.numel())
+    found = [
+        vmap(single)({name: tensor[start : start + seeds_per_pass] for name, tensor in state.items()})
+        for start in range(0, seeds, seeds_per_pass)
+    ]
+    return found[0] if len(found) == 1 else tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+
+
 def evaluate(
     template: Aggregator, state: Mapping[str, Tensor], bags: BagFeatures, bags_per_batch: int = 64
 ) -> StackedOutput:
     """Outputs of S aggregators, without dropout, for all bags; the loss too where the bags have labels."""
     template.eval()
     seeds = len(next(iter(state.values())))
-    instances = len(bags.features)
     bag_logit = bags.features.new_empty(seeds, len(bags))
-    instance_logits = bags.features.new_empty(seeds, instances)
+    instance_logits = bags.features.new_empty(seeds, len(bags.features))
     attention: Tensor | None = None
     loss = None if bags.labels is None else bags.features.new_zeros(seeds)
-
-    def single(state: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        output: BagOutput = functional_call(template, state, (features, mask))
-        loss = output.bag_logit.new_zeros(()) if labels is None else template.loss(output, labels)
-        # vmap returns tensors only, so an attention that is None is left out
-        return (loss, *(tensor for tensor in output if tensor is not None))
-
-    for indices in bags.batches(bags_per_batch, BATCH_VALUES // bags.feature_dim):
-        on_device = indices.to(bags.device)
-        rows, mask = bags.rows(on_device, int(bags.sizes[indices].max()))
-        features = bags.features[rows]  # (B, K, D)
-        labels = None if bags.labels is None else bags.labels[on_device]
-        flat_rows = rows[mask]
-        seeds_per_pass = max(1, PASS_VALUES // features.numel())
-        for start in range(0, seeds, seeds_per_pass):
-            chosen = slice(start, start + seeds_per_pass)
-            outputs = vmap(single)({name: tensor[chosen] for name, tensor in state.items()})
-            bag_logit[chosen, on_device] = outputs[1]
-            instance_logits[chosen, flat_rows] = outputs[2][:, mask]
-            if loss is not None:
-                loss[chosen] += outputs[0] * (len(indices) / len(bags))
-            if len(outputs) == 4:
-                attention = torch.empty_like(instance_logits) if attention is None else attention
-                attention[chosen, flat_rows] = outputs[3][:, mask]
+    for part in bag_passes(bags, bags_per_batch):
+        outputs = bag_outputs(template, state, bags, part)
+        flat_rows = part.rows[part.mask]
+        bag_logit[:, part.indices] = outputs[1]
+        instance_logits[:, flat_rows] = outputs[2][:, part.mask]
+        if loss is not None:
+            loss += outputs[0] * (len(part.indices) / len(bags))
+        if len(outputs) == 4:
+            attention = torch.empty_like(instance_logits) if attention is None else attention
+            attention[:, flat_rows] = outputs[3][:, part.mask]
     return StackedOutput(bag_logit, instance_logits, attention, loss)

@@ -1,21 +1,21 @@
-"""One optimiser step of the stacked aggregators; on a GPU recorded once and replayed, so that launching costs nothing.
+"""Steps and validation of the stacked aggregators; on a GPU recorded once and replayed, so launching costs nothing.
 
 A step of an aggregator is some hundred tiny kernels: launching them takes far longer than running them. A CUDA graph
 launches them all at once. It needs fixed shapes, so bags are padded to the next power of two: a padded bag gives the
 same answer (the contract of `Aggregator`), and there are only a few shapes, each recorded when it first comes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from its2clr.aggregators.base import Aggregator
 from its2clr.aggregators.data import BagFeatures
-from its2clr.aggregators.stacked import stacked_loss
+from its2clr.aggregators.stacked import bag_outputs, bag_passes, stacked_loss
+from its2clr.engine.graphs import Recorded
 
-EAGER_STEPS = 3
-"""Steps of a shape that are done one kernel at a time before it is recorded: libraries set themselves up in them."""
 SHORTEST = 16
 """Bags are not padded to less than this."""
 
@@ -34,26 +34,22 @@ class TrainingStep:
         self, template: Aggregator, state: Mapping[str, Tensor], optimiser: torch.optim.Optimizer, bags: BagFeatures
     ) -> None:
         self._template, self._state, self._optimiser, self._bags = template, state, optimiser, bags
-        self._recorded = bags.device.type == "cuda"
-        self._graphs: dict[tuple[int, int, int], _Graph] = {}
-        self._seen: dict[tuple[int, int, int], int] = {}
+        self._on_gpu = bags.device.type == "cuda"
+        self._recorded: dict[tuple[int, ...], Recorded[Tensor]] = {}
 
     def __call__(self, chosen: Tensor, length: int) -> Tensor:
         """Train on bags (S, B), of at most `length` instances; gives the losses (S,), valid until the next step."""
-        if not self._recorded:
-            return self._step(chosen, length)
+        if not self._on_gpu:
+            return self._step(chosen, length=length)
         length = max(SHORTEST, 1 << (length - 1).bit_length())
         shape = (*chosen.shape, length)
-        if shape in self._graphs:
-            return self._graphs[shape].replay(chosen)
-        count = self._seen[shape] = self._seen.get(shape, 0) + 1
-        if count <= EAGER_STEPS:
-            return _on_side_stream(lambda: self._step(chosen, length))
-        self._graphs[shape] = _Graph(chosen, lambda static: self._step(static, length))
-        return self._graphs[shape].replay(chosen)
+        if shape not in self._recorded:
+            self._recorded[shape] = Recorded(partial(self._step, length=length))
+        return self._recorded[shape](chosen)
 
-    def _step(self, chosen: Tensor, length: int) -> Tensor:
+    def _step(self, chosen: Tensor, *, length: int) -> Tensor:
         assert self._bags.labels is not None
+        self._template.train()
         features, mask = self._bags.batch(chosen, length)
         losses = stacked_loss(self._template, self._state, features, mask, self._bags.labels[chosen])
         self._optimiser.zero_grad(set_to_none=True)
@@ -62,26 +58,30 @@ class TrainingStep:
         return losses.detach()
 
 
-class _Graph:
-    """A recorded step: writes its input into the recorded place, and replays."""
+class ValidationPass:
+    """Bag logits and loss of all validation bags, without dropout.
 
-    def __init__(self, example: Tensor, step: Callable[[Tensor], Tensor]) -> None:
-        self._input = example.clone()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._output = step(self._input)
+    Args:
+        template: Aggregator of the kind.
+        state: Stacked parameters and buffers; looked at anew in every pass.
+        bags: Labelled validation bags.
+    """
 
-    def replay(self, chosen: Tensor) -> Tensor:
-        self._input.copy_(chosen)
-        self._graph.replay()
-        return self._output
+    def __init__(self, template: Aggregator, state: Mapping[str, Tensor], bags: BagFeatures) -> None:
+        self._template, self._state, self._bags = template, state, bags
+        self._passes = bag_passes(bags)
+        self._run = Recorded(self._validate) if bags.device.type == "cuda" else self._validate
 
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        """Bag logits (S, bags) and losses (S,), valid until the next pass."""
+        return self._run()
 
-def _on_side_stream(work: Callable[[], Tensor]) -> Tensor:
-    """Work on another stream, as recording wants the steps before it to be."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        result = work()
-    torch.cuda.current_stream().wait_stream(side)
-    return result
+    def _validate(self) -> tuple[Tensor, Tensor]:
+        self._template.eval()
+        found = [bag_outputs(self._template, self._state, self._bags, part) for part in self._passes]
+        logits = found[0][1].new_empty(len(found[0][1]), len(self._bags))
+        loss = torch.zeros_like(found[0][0])
+        for part, outputs in zip(self._passes, found, strict=True):
+            logits[:, part.indices] = outputs[1]
+            loss += outputs[0] * (len(part.indices) / len(self._bags))
+        return logits, loss

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
+from scipy.stats import rankdata
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, StepLR
 
 from its2clr.aggregators.config import AggregatorTraining
 from its2clr.aggregators.data import BagFeatures
-from its2clr.aggregators.stacked import build, evaluate, stack
-from its2clr.aggregators.steps import TrainingStep
+from its2clr.aggregators.stacked import build, stack
+from its2clr.aggregators.steps import TrainingStep, ValidationPass
 from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
 from its2clr.engine.seeds import derive_seed, numpy_generator
 from its2clr.errors import InputError, TrainingError
@@ -62,8 +62,9 @@ def train_aggregators(
     )
     scheduler = _scheduler(config, optimizer)
     step = TrainingStep(template, state, optimizer, train)
+    validate = ValidationPass(template, state, validation)
     generators = [numpy_generator(seed, "bag order") for seed in seeds]
-    labels = _labels(train)
+    labels, validation_labels = _labels(train), _labels(validation)
     selection = _Selection(state, patience=config.patience)
     history: list[EpochRecord] = []
 
@@ -71,22 +72,20 @@ def train_aggregators(
         for epoch in range(1, config.epochs + 1):
             order = np.stack([draw_bags(labels, generator, config.balanced) for generator in generators])
             learning_rate = float(scheduler.get_last_lr()[0])
-            template.train()
             train_loss = _train_epoch(step, train, order, bags_per_step=config.bags_per_step)
             scheduler.step()
 
-            output = evaluate(template, state, validation)
+            logits, validation_loss = validate()
+            numbers = torch.cat([train_loss[:, None], validation_loss[:, None], logits], dim=1).cpu().numpy()
             record = EpochRecord(
                 epoch=epoch,
                 learning_rate=learning_rate,
-                train_loss=train_loss.tolist(),
-                validation_loss=output.loss.tolist() if output.loss is not None else [],
+                train_loss=numbers[:, 0].tolist(),
+                validation_loss=numbers[:, 1].tolist(),
                 validation_auc=[],
             )
             _check_finite(record, config)
-            record["validation_auc"] = [
-                float(roc_auc_score(_labels(validation), scores)) for scores in output.bag_logit.cpu().numpy()
-            ]
+            record["validation_auc"] = bag_aucs(validation_labels, numbers[:, 2:]).tolist()
             history.append(record)
             selection.update(record, state)
             if progress is not None:
@@ -126,6 +125,14 @@ def draw_bags(labels: NDArray[np.int64], generator: np.random.Generator, balance
     return generator.permutation(np.concatenate(repeated))
 
 
+def bag_aucs(labels: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float64]:
+    """AUC of each row of scores (S, bags), all at once: the share of pairs in the right order, ties one half."""
+    positive = labels == 1
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    ranks: NDArray[np.float64] = rankdata(scores, axis=1)[:, positive].sum(axis=1)
+    return (ranks - positives * (positives + 1) / 2) / (positives * negatives)
+
+
 def _train_epoch(step: TrainingStep, bags: BagFeatures, order: NDArray[np.int64], *, bags_per_step: int) -> Tensor:
     """One pass over the bags in each seed's order (S, draws); returns the mean losses (S,)."""
     draws = order.shape[1]
@@ -163,9 +170,10 @@ class _Selection:
         self.auc[better], self.loss[better], self.epoch[better] = auc[better], loss[better], record["epoch"]
         if self.patience is not None:
             self.active &= record["epoch"] - self.epoch < self.patience
-        for name, tensor in state.items():
-            chosen = torch.from_numpy(better).to(tensor.device)
-            self.state[name][chosen] = tensor.detach()[chosen]
+        if better.any():
+            chosen = torch.from_numpy(np.flatnonzero(better)).to(next(iter(state.values())).device)
+            for name, tensor in state.items():
+                self.state[name][chosen] = tensor.detach()[chosen]
 
 
 @contextmanager

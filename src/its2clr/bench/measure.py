@@ -1,14 +1,15 @@
 """The benchmarks: each stage beside its limit, in one process, one after the other."""
 
+import importlib.util
+import os
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from its2clr.aggregators.config import AggregatorTraining
@@ -16,7 +17,7 @@ from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.stacked import build
 from its2clr.aggregators.training import train_aggregators
 from its2clr.bench.limits import bare_inference, bare_training, rate, wait
-from its2clr.config import RunConfig, ViewsConfig
+from its2clr.config import EngineConfig, PretrainConfig, RefineConfig, RunConfig, ViewsConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
 from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import create_network
@@ -27,17 +28,30 @@ from its2clr.pretrain.simclr import simclr_objective
 from its2clr.refine.objectives import find_objective
 from its2clr.refine.pseudo_labels import Pools
 from its2clr.refine.sampling import epoch_batches
-from its2clr.training import Batches, TrainingStep, make_optimiser, train_epoch
-from its2clr.views import ViewMaker
+from its2clr.training import Batches, Objective, TrainingStep, train_epoch
+from its2clr.views import ViewMaker, apply, draw
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the benchmarks are."""
+    """How large the benchmarks are.
+
+    Attributes:
+        side: Pixels along a side of a tile.
+        batch: Tiles per step.
+        tiles: Tiles of the training benchmarks; the largest of the four sizes.
+        update_tiles: Tiles of the pseudo-label update.
+        bags: Bags of the aggregator; the largest of the four sizes.
+        bag_size: Instances per bag.
+        aggregator_epochs: Epochs of the aggregator, in benchmark and update.
+        loader_workers: Processes of the common way.
+        seconds: How long a rate is measured.
+    """
 
     side: int
     batch: int
     tiles: int
+    update_tiles: int
     bags: int
     bag_size: int
     aggregator_epochs: int
@@ -46,10 +60,12 @@ class Size:
 
 
 SIZES = {
-    "full": Size(224, 512, 40_000, 216, 600, 20, 16, 4.0),
-    "small": Size(32, 64, 2_000, 24, 30, 3, 2, 1.0),
-    "tiny": Size(32, 8, 64, 8, 6, 1, 0, 0.01),
+    "full": Size(224, 512, 16_384, 250_000, 216, 600, 350, 16, 3.0),
+    "small": Size(32, 64, 2_048, 2_048, 24, 30, 3, 2, 1.0),
+    "tiny": Size(32, 8, 64, 64, 16, 6, 1, 0, 0.01),
 }
+SHARES = (0.125, 0.25, 0.5, 1.0)
+"""The four sizes, as shares of the largest."""
 
 
 class Bench:
@@ -63,11 +79,8 @@ class Bench:
 
     def __init__(self, size: Size, engine: Engine, config: RunConfig | None = None) -> None:
         self.size, self.engine, self.config = size, engine, config or RunConfig()
-        generator = torch.Generator().manual_seed(0)
-        shape = (size.tiles, 3, size.side, size.side)
-        images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        self.tiles = TileStore(images.to(engine.device))
-        self.finished = (images[: 2 * size.batch].float() / 255).to(engine.device)
+        self.tiles = self._random_tiles(size.tiles)
+        self.finished = self.tiles.images[: 2 * size.batch].float() / 255
 
     def network(self) -> EmbeddingNetwork:
         """A fresh network on the device."""
@@ -75,19 +88,48 @@ class Bench:
         return create_network(self.config).to(self.engine.device)
 
     def training(self) -> dict[str, float]:
-        """SimCLR and refinement epochs, views, and the common way, beside the bare training step."""
-        size, engine = self.size, self.engine
-        bare = bare_training(self.network(), self.finished, engine, size.seconds)
-        found = {"bare training": bare, "bare training, compiled": self._compiled()}
-        found["SimCLR epoch"] = self._epochs(simclr_objective(0.5), self.config.pretrain.views, self._simclr_batches)
+        """Images (two views of each tile) per second: SimCLR and refinement epochs beside the bare training step."""
+        found = {"bare training": bare_training(self.network(), self.finished, self.engine, self.size.seconds)}
+        if self.engine.device.type == "cuda":
+            compiled = self.network()
+            compiled.compile(dynamic=False)
+            found["bare training, compiled"] = bare_training(compiled, self.finished, self.engine, self.size.seconds)
+        found["SimCLR epoch"] = self._epochs(self.tiles, *self._simclr())
+        if self.engine.device.type == "cuda":
+            found["SimCLR epoch from host memory"] = self._epochs(TileStore(self.tiles.images.cpu()), *self._simclr())
         prepared = find_objective("supervised_contrastive")(self.network(), self.config.refine, 0)
-        found["refinement epoch"] = self._epochs(prepared.loss, self.config.refine.views, self._refine_batches)
-        found["views"] = self._views(self.config.pretrain.views)
+        found["refinement epoch"] = self._epochs(self.tiles, prepared.loss, self.config.refine, self._refine_batches)
         found["common way (DataLoader, torchvision)"] = self._common_way()
         return found
 
+    def views(self) -> dict[str, float]:
+        """Views per second with SimCLR's settings: ours, the same without the kernel, and two libraries.
+
+        torchvision draws once for a whole batch, so its views are not what SimCLR wants; it is here as a yardstick.
+        """
+        engine, batch = self.engine, 2 * self.size.batch
+        views = self.config.pretrain.views
+        maker = ViewMaker(views, engine.device, "bench", fused=engine.records_steps)
+        rows = torch.arange(self.size.batch, device=engine.device)
+        images = self.tiles.images[:batch]
+
+        def plain() -> Tensor:
+            order = torch.tensor([[0, 1, 2, 3]], dtype=torch.int32)
+            return apply(images, draw(views, batch, self.size.side, maker.generator, engine.device, order))
+
+        ways: dict[str, Callable[[], object]] = {
+            "ours": lambda: maker.pair(self.tiles.images, rows),
+            "plain operations": plain,
+        }
+        transform = _torchvision_views(views, self.size.side)
+        ways["torchvision v2, one draw per batch"] = lambda: transform(images)
+        if importlib.util.find_spec("kornia") is not None:
+            augment = _kornia_views(views, self.size.side)
+            ways["kornia"] = lambda: augment(images.float() / 255)
+        return {name: rate(way, batch, engine, self.size.seconds / 2) for name, way in ways.items()}
+
     def extraction(self) -> dict[str, float]:
-        """Extraction from the store beside bare inference."""
+        """Images per second: extraction from the store beside bare inference."""
         network, batch = self.network(), self.config.engine.extract_batch_size
         images = self.finished[:batch]
         found = {"bare inference": bare_inference(network.encoder, images, self.engine, self.size.seconds)}
@@ -97,41 +139,99 @@ class Bench:
 
     def aggregators(self) -> dict[str, float]:
         """Seconds per epoch of DS-MIL, one bag per step: a plain loop, one seed, five seeds."""
-        size, engine = self.size, self.engine
-        generator = torch.Generator().manual_seed(0)
-        features = torch.randn(size.bags * size.bag_size, 512, generator=generator).to(engine.device)
-        offsets = torch.arange(size.bags + 1) * size.bag_size
-        bags = BagFeatures(features, offsets, torch.arange(size.bags) % 2)
-        config = AggregatorTraining(epochs=size.aggregator_epochs)
-
-        def train(seeds: list[int]) -> float:
-            started = time.perf_counter()
-            train_aggregators(config, bags, bags, seeds)
-            wait(engine)
-            return (time.perf_counter() - started) / size.aggregator_epochs
-
-        train([0])
+        bags = self._bags(self.size.bags)
+        config = AggregatorTraining(epochs=self.size.aggregator_epochs)
+        self._aggregator_seconds(bags, [0], epochs=5)
         return {
-            "plain loop": _plain_loop(config, bags, engine),
-            "1 seed": train([1]),
-            "5 seeds": train([1, 2, 3, 4, 5]),
+            "plain loop": _plain_loop(config, bags, self.engine),
+            "1 seed": self._aggregator_seconds(bags, [1]) / config.epochs,
+            "5 seeds": self._aggregator_seconds(bags, [1, 2, 3, 4, 5]) / config.epochs,
         }
 
-    def _epochs(self, objective: Any, views: ViewsConfig, batches: Callable[[int], Batches], epochs: int = 3) -> float:
-        """Views (two of each tile) per second of the last of some epochs, sampling included."""
-        network = self.network()
-        wrapped, optimiser = self.engine.set_up(network, make_optimiser(network, self.config.pretrain, self.engine))
-        step = TrainingStep(wrapped, optimiser, self.tiles, objective, views, self.engine)
-        rates = []
-        for epoch in range(epochs):
-            started = time.perf_counter()
-            drawn = batches(epoch)
-            train_epoch(step, drawn, [1e-4] * len(drawn.indices), (0, "bench", epoch))
-            rates.append(2 * drawn.indices.numel() / (time.perf_counter() - started))
-        return rates[-1]
+    def update(self) -> dict[str, float]:
+        """Seconds of one pseudo-label update: features of all tiles, aggregator, instance probabilities."""
+        engine, size = self.engine, self.size
+        tiles = self._random_tiles(size.update_tiles)
+        encoder = self.network().encoder
+        extract_features(encoder, self.tiles, engine, self.config.engine.extract_batch_size)
+        wait(engine)
+        started = time.perf_counter()
+        features = extract_features(encoder, tiles, engine, self.config.engine.extract_batch_size)
+        wait(engine)
+        extracted = time.perf_counter()
+        offsets = torch.linspace(0, len(tiles), size.bags + 1).long()
+        bags = BagFeatures(features, offsets, torch.arange(size.bags) % 2)
+        config = AggregatorTraining(epochs=size.aggregator_epochs)
+        train_aggregators(config, bags, bags, [0]).predict(bags)
+        wait(engine)
+        ended = time.perf_counter()
+        return {
+            "tiles": float(len(tiles)),
+            "extraction": extracted - started,
+            "aggregator": ended - extracted,
+            "update": ended - started,
+        }
 
-    def _simclr_batches(self, epoch: int) -> Batches:
-        return Batches(epoch_indices(len(self.tiles), self.size.batch, 0, epoch))
+    def scaling(self) -> dict[str, dict[str, float]]:
+        """Seconds at four sizes: a SimCLR epoch and extraction by tiles, an epoch of the aggregator by bags."""
+        kinds = ("SimCLR epoch, tiles", "extraction, tiles", "aggregator, bags")
+        found: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
+        objective, config, _ = self._simclr()
+        step = self._step(self.tiles, objective, config)
+        encoder = self.network().encoder
+        self._epoch(step, Batches(epoch_indices(len(self.tiles), self.size.batch, 0, 0)), 0)
+        for share in SHARES:
+            count = int(share * len(self.tiles))
+            batches = Batches(epoch_indices(count, self.size.batch, 0, 1))
+            part = TileStore(self.tiles.images[:count])
+            found["SimCLR epoch, tiles"][str(count)] = self._epoch(step, batches, 1)
+            extract = lambda part=part: extract_features(encoder, part, self.engine)  # noqa: E731
+            found["extraction, tiles"][str(count)] = 1 / rate(extract, 1, self.engine, self.size.seconds / 4, warm_up=1)
+            bags = max(int(share * self.size.bags), 2)
+            epochs = max(self.size.aggregator_epochs // 7, 1)
+            found["aggregator, bags"][str(bags)] = (
+                self._aggregator_seconds(self._bags(bags), [0], epochs=epochs) / epochs
+            )
+        return found
+
+    def agreement(self) -> dict[str, float]:
+        """Mean loss of an epoch, trained as it is here, and step by step in float32 without any of it."""
+        objective, config, _ = self._simclr()
+        batches = Batches(epoch_indices(min(len(self.tiles), 12 * self.size.batch), self.size.batch, 0, 0))
+        fast = self._step(self.tiles, objective, config)
+        device = "cuda" if self.engine.device.type == "cuda" else "cpu"
+        plain_engine = Engine(EngineConfig(accelerator=device, precision="32-true", compile="never"))
+        plain_engine.bars.enabled = False
+        plain = self._step(self.tiles, objective, config, plain_engine)
+        plain.replays = False
+        results = [
+            train_epoch(step, batches, [0.01] * len(batches.indices), (0, "bench", 1)).loss for step in (fast, plain)
+        ]
+        return {"as trained": results[0], "float32, plain": results[1], "difference": abs(results[0] - results[1])}
+
+    def _random_tiles(self, count: int) -> TileStore:
+        """Tiles of random bytes on the device; fewer than asked for where they would fill more than half of it."""
+        device, nbytes = self.engine.device, 3 * self.size.side**2
+        if device.type == "cuda":
+            count = min(count, int(torch.cuda.mem_get_info(device)[0] / 2 / nbytes))
+        generator = torch.Generator(device).manual_seed(0)
+        shape = (count, 3, self.size.side, self.size.side)
+        return TileStore(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator, device=device))
+
+    def _bags(self, count: int) -> BagFeatures:
+        generator = torch.Generator().manual_seed(0)
+        features = torch.randn(count * self.size.bag_size, 512, generator=generator).to(self.engine.device)
+        return BagFeatures(features, torch.arange(count + 1) * self.size.bag_size, torch.arange(count) % 2)
+
+    def _aggregator_seconds(self, bags: BagFeatures, seeds: list[int], epochs: int | None = None) -> float:
+        started = time.perf_counter()
+        train_aggregators(AggregatorTraining(epochs=epochs or self.size.aggregator_epochs), bags, bags, seeds)
+        wait(self.engine)
+        return time.perf_counter() - started
+
+    def _simclr(self) -> tuple[Objective, PretrainConfig, Callable[[int], Batches]]:
+        indices = lambda epoch: Batches(epoch_indices(len(self.tiles), self.size.batch, 0, epoch))  # noqa: E731
+        return simclr_objective(self.config.pretrain.temperature), self.config.pretrain, indices
 
     def _refine_batches(self, epoch: int) -> Batches:
         rows = np.arange(len(self.tiles))
@@ -139,16 +239,36 @@ class Bench:
         steps = len(rows) // self.size.batch
         return epoch_batches(pools, self.config.refine, epoch + 20, steps, self.size.batch, 0)
 
-    def _compiled(self) -> float:
-        if self.engine.device.type != "cuda":
-            return float("nan")
-        compiled: nn.Module = torch.compile(self.network())  # type: ignore[assignment]
-        return bare_training(compiled, self.finished, self.engine, self.size.seconds)
+    def _step(
+        self,
+        tiles: TileStore,
+        objective: Objective,
+        config: PretrainConfig | RefineConfig,
+        engine: Engine | None = None,
+    ) -> TrainingStep:
+        return TrainingStep(self.network(), tiles, objective, config, self.size.batch, 1, engine or self.engine)
 
-    def _views(self, views: ViewsConfig) -> float:
-        maker = ViewMaker(views, self.engine.device, "bench", fused=self.engine.records_steps)
-        rows = torch.arange(self.size.batch, device=self.engine.device)
-        return rate(lambda: maker.pair(self.tiles.images, rows), 2 * len(rows), self.engine, self.size.seconds)
+    def _epochs(
+        self,
+        tiles: TileStore,
+        objective: Objective,
+        config: PretrainConfig | RefineConfig,
+        batches: Callable[[int], Batches],
+    ) -> float:
+        """Images per second over two epochs after one that compiles and records, sampling included."""
+        step = self._step(tiles, objective, config)
+        self._epoch(step, batches(0), 0)
+        started = time.perf_counter()
+        drawn = [batches(epoch) for epoch in (1, 2)]
+        for epoch, of_epoch in enumerate(drawn, start=1):
+            self._epoch(step, of_epoch, epoch)
+        return sum(2 * of_epoch.indices.numel() for of_epoch in drawn) / (time.perf_counter() - started)
+
+    def _epoch(self, step: TrainingStep, batches: Batches, epoch: int) -> float:
+        started = time.perf_counter()
+        train_epoch(step, batches, [1e-4] * len(batches.indices), (0, "bench", epoch))
+        wait(self.engine)
+        return time.perf_counter() - started
 
     def _common_way(self) -> float:
         """Two torchvision views of each tile made by the workers of a DataLoader, fed to the same training step."""
@@ -182,23 +302,8 @@ class _TorchvisionViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """The usual way: two views of one tile at a time, by torchvision's transforms."""
 
     def __init__(self, images: torch.Tensor, config: ViewsConfig) -> None:
-        from torchvision.transforms import v2
-
         self._images = images
-        side = images.shape[-1]
-        kernel = max(3, int(config.blur_kernel * side) // 2 * 2 + 1)
-        jitter = v2.ColorJitter(config.brightness, config.contrast, config.saturation, config.hue)
-        self._view = v2.Compose(
-            [
-                v2.ToDtype(torch.float32, scale=True),
-                v2.RandomResizedCrop(side, scale=config.crop_scale or (1.0, 1.0), antialias=False),
-                v2.RandomHorizontalFlip(config.horizontal_flip),
-                v2.RandomVerticalFlip(config.vertical_flip),
-                v2.RandomApply([jitter], config.jitter_probability),
-                v2.RandomGrayscale(config.grayscale_probability),
-                v2.RandomApply([v2.GaussianBlur(kernel, config.blur_sigma)], config.blur_probability),
-            ]
-        )
+        self._view = _torchvision_views(config, images.shape[-1])
 
     def __len__(self) -> int:
         return len(self._images)
@@ -206,6 +311,44 @@ class _TorchvisionViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         image = self._images[index]
         return self._view(image), self._view(image)
+
+
+def _torchvision_views(config: ViewsConfig, side: int) -> Callable[[Tensor], Tensor]:
+    from torchvision.transforms import v2
+
+    jitter = v2.ColorJitter(config.brightness, config.contrast, config.saturation, config.hue)
+    views: Callable[[Tensor], Tensor] = v2.Compose(
+        [
+            v2.ToDtype(torch.float32, scale=True),
+            v2.RandomResizedCrop(side, scale=config.crop_scale or (1.0, 1.0), antialias=False),
+            v2.RandomHorizontalFlip(config.horizontal_flip),
+            v2.RandomVerticalFlip(config.vertical_flip),
+            v2.RandomApply([jitter], config.jitter_probability),
+            v2.RandomGrayscale(config.grayscale_probability),
+            v2.RandomApply([v2.GaussianBlur(_odd(config, side), config.blur_sigma)], config.blur_probability),
+        ]
+    )
+    return views
+
+
+def _kornia_views(config: ViewsConfig, side: int) -> nn.Module:
+    """Augmentations of kornia with a draw of its own for every image."""
+    from kornia import augmentation as k  # type: ignore[import-not-found,unused-ignore]
+
+    kernel = _odd(config, side)
+    jitter = (config.brightness, config.contrast, config.saturation, config.hue)
+    return nn.Sequential(
+        k.RandomResizedCrop((side, side), scale=config.crop_scale or (1.0, 1.0)),
+        k.RandomHorizontalFlip(config.horizontal_flip),
+        k.RandomVerticalFlip(config.vertical_flip),
+        k.ColorJitter(*jitter, p=config.jitter_probability),
+        k.RandomGrayscale(p=config.grayscale_probability),
+        k.RandomGaussianBlur((kernel, kernel), config.blur_sigma, p=config.blur_probability),
+    )
+
+
+def _odd(config: ViewsConfig, side: int) -> int:
+    return max(3, int(config.blur_kernel * side) // 2 * 2 + 1)
 
 
 def _plain_loop(config: AggregatorTraining, bags: BagFeatures, engine: Engine) -> float:
@@ -238,4 +381,5 @@ def hardware(engine: Engine) -> dict[str, str]:
         "precision": engine.precision,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "cores": str(os.cpu_count()),
     }

@@ -1,5 +1,7 @@
 """Features of every tile, without randomness; processes share out the work."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -23,13 +25,20 @@ def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_s
     was_training = encoder.training
     encoder.eval()
     features = torch.zeros(len(tiles), encoder.feature_dim, device=engine.device)
-    starts = range(0, len(tiles), batch_size)
-    with torch.no_grad(), engine.progress("extract", len(starts), unit="batches") as progress:
-        for number, start in enumerate(starts):
-            if number % engine.world_size == engine.rank:
-                rows = torch.arange(start, min(start + batch_size, len(tiles)))
-                with engine.autocast():
-                    features[rows] = encoder(tiles.gather(rows, engine.device)).float()
+    batches = extraction_batches(len(tiles), batch_size, engine)
+    feed = tiles.feed(batches.shape[1], engine.device)
+    with torch.no_grad(), engine.progress("extract", len(batches), unit="batches") as progress:
+        for indices, rows in zip(batches, feed(batches), strict=True):
+            with engine.autocast():
+                features[indices] = encoder(feed.tiles.index_select(0, rows)).float()
             progress.advance()
     encoder.train(was_training)
     return engine.sum_over_processes(features)
+
+
+def extraction_batches(count: int, batch_size: int, engine: Engine) -> Tensor:
+    """This process's batches of all tiles, (steps, B) on the device; the last tile fills up the last of them."""
+    batch_size = min(batch_size, max(count, 1))
+    steps = math.ceil(count / batch_size)
+    rows = torch.arange(steps * batch_size, device=engine.device).clamp(max=count - 1).view(steps, batch_size)
+    return rows[engine.rank :: engine.world_size]

@@ -74,9 +74,12 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `optimiser_tensors` gave; learning rates are set by the loop each step."""
+    """Put back what `optimiser_tensors` gave, laid out as the parameters are; the loop sets the learning rates."""
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         position, name = key.split(".", 1)
-        state.setdefault(int(position), {})[name] = value
+        parameter = parameters[int(position)]
+        same = value.shape == parameter.shape  # then also in its layout: a fused optimiser takes no other
+        state.setdefault(int(position), {})[name] = torch.empty_like(parameter).copy_(value) if same else value
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})

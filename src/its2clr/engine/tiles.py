@@ -6,6 +6,9 @@ the log says which.
 
 import hashlib
 import math
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -56,16 +59,85 @@ class TileStore:
     def __len__(self) -> int:
         return len(self.images)
 
-    def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Tiles on the device and which of them are meant: the whole store where it is there, else these rows alone."""
-        if self.images.device == rows.device == device:
-            return self.images, rows
-        return self.gather(rows, device), torch.arange(len(rows), device=device)
+    @property
+    def side(self) -> int:
+        """Pixels along a side."""
+        return self.images.shape[-1]
 
     def gather(self, rows: Tensor, device: torch.device) -> Tensor:
         """Tiles (B, 3, S, S) uint8 at `rows`, on the device."""
         batch = self.images.index_select(0, rows.to(self.images.device, non_blocking=True))
         return batch.to(device, non_blocking=True)
+
+    def feed(self, batch_size: int, device: torch.device) -> "Feed":
+        """Gives the device one batch after the other."""
+        return Feed(self.images, batch_size, device)
+
+
+class Feed:
+    """Brings the tiles of one step after the other to one fixed place on the device.
+
+    Where the store is on the device already, that place is the store itself and nothing moves. From host memory or a
+    mapped file the tiles of the next steps are gathered by a thread and copied while the device works on this one.
+
+    Args:
+        images: (N, 3, S, S) uint8, the store.
+        batch_size: Tiles per step.
+        device: Where they are wanted.
+
+    Attributes:
+        tiles: (M, 3, S, S) uint8 on the device: the store, or the tiles of the step.
+    """
+
+    def __init__(self, images: Tensor, batch_size: int, device: torch.device) -> None:
+        self._images, self._device = images, device
+        self._moves = images.device != device
+        if not self._moves:
+            self.tiles = images
+            return
+        shape = (batch_size, *images.shape[1:])
+        pinned = device.type == "cuda"
+        self.tiles = torch.empty(shape, dtype=torch.uint8, device=device)
+        self._next = torch.empty_like(self.tiles)
+        self._gathered = [torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
+        self._rows = torch.arange(batch_size, device=device)
+
+    def __call__(self, indices: Tensor) -> Iterator[Tensor]:
+        """Rows of `tiles` for each step, valid until the next is asked for.
+
+        Args:
+            indices: (steps, batch_size) rows of the store, on the device.
+        """
+        if not self._moves:
+            yield from indices
+            return
+        with ThreadPoolExecutor(1) as pool:
+            yield from self._moved(indices.cpu(), pool)
+
+    def _moved(self, indices: Tensor, pool: ThreadPoolExecutor) -> Iterator[Tensor]:
+        copies = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        copied = [torch.cuda.Event() for _ in self._gathered]  # type: ignore[no-untyped-call]
+        taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        taken.record()
+
+        def gather(step: int) -> Tensor:
+            slot = step % 2
+            copied[slot].synchronize()  # what was here before is on the device
+            return torch.index_select(self._images, 0, indices[step], out=self._gathered[slot])
+
+        ahead = deque(pool.submit(gather, step) for step in range(min(2, len(indices))))
+        for step in range(len(indices)):
+            gathered = ahead.popleft().result()
+            with torch.cuda.stream(copies):
+                copies.wait_event(taken)
+                self._next.copy_(gathered, non_blocking=True)
+                copied[step % 2].record(copies)
+            if step + 2 < len(indices):
+                ahead.append(pool.submit(gather, step + 2))
+            torch.cuda.current_stream().wait_event(copied[step % 2])
+            self.tiles.copy_(self._next)
+            taken.record()
+            yield self._rows
 
 
 def choose_tier(nbytes: int, engine: Engine) -> Tier:
@@ -101,7 +173,7 @@ def _decoded(cohort: Cohort, engine: Engine) -> Tensor:
         path = mapped_file(cohort, engine)
         engine.say(f"tiles: {shape[0]} of {shape[2]} px ({_size(nbytes)}) in {path}")
         return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c", shape=shape))
-    images = torch.empty(shape, dtype=torch.uint8, pin_memory=tier == "memory" and engine.device.type == "cuda")
+    images = torch.empty(shape, dtype=torch.uint8)
     _decode_into(cohort, images.numpy(), engine)
     places = {"gpu": "GPU memory", "memory": "host memory"}
     engine.say(f"tiles: {shape[0]} of {shape[2]} px ({_size(nbytes)}) in {places[tier]}")

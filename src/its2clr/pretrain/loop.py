@@ -11,7 +11,7 @@ from its2clr.engine.rundir import RunDirectory, TrainingState
 from its2clr.engine.seeds import torch_generator
 from its2clr.engine.tiles import TileStore
 from its2clr.pretrain.simclr import simclr_objective
-from its2clr.training import Batches, TrainingStep, cosine_or_constant, make_optimiser, train_epoch
+from its2clr.training import Batches, TrainingStep, cosine_or_constant, train_epoch
 
 
 def pretrain(
@@ -37,12 +37,11 @@ def pretrain(
         TrainingError: The loss became not-a-number or the representation collapsed.
     """
     batch_size = engine.divisible_batch_size("pretrain", min(config.batch_size, len(tiles)))
-    network.to(engine.device)
-    wrapped, optimiser = engine.set_up(network, make_optimiser(network, config, engine))
-    state = TrainingState(run, "pretrain", network, optimiser)
+    steps = config.epochs * (len(tiles) // batch_size)
+    step = TrainingStep(network, tiles, simclr_objective(config.temperature), config, batch_size, steps, engine)
+    state = TrainingState(run, "pretrain", network, step.optimiser)
     start = state.resume()
     guard = CollapseGuard("pretrain", 2 * batch_size, max(5, config.epochs // 10), state.notes)
-    step = TrainingStep(wrapped, optimiser, tiles, simclr_objective(config.temperature), config.views, engine)
     for epoch in range(start, config.epochs):
         indices = epoch_indices(len(tiles), batch_size, seed, epoch)
         rates = cosine_or_constant(config, epoch, config.epochs, len(indices))

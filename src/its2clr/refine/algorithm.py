@@ -21,7 +21,7 @@ from its2clr.engine.rundir import RunDirectory, TrainingState
 from its2clr.refine.objectives import find_objective
 from its2clr.refine.rounds import Bags, aggregator_seeds, run_round, save_round
 from its2clr.refine.sampling import epoch_batches, epoch_pools
-from its2clr.training import TrainingStep, cosine_or_constant, make_optimiser, train_epoch
+from its2clr.training import TrainingStep, cosine_or_constant, train_epoch
 
 REFINED = "encoder-its2clr"
 """Checkpoint that refinement leaves: the encoder with the highest validation AUC."""
@@ -61,14 +61,13 @@ def refine(
         TrainingError: The loss became not-a-number or the representation collapsed.
     """
     prepared = find_objective(config.objective)(network, config, seed)
-    learner = prepared.network.to(engine.device)
-    wrapped, optimiser = engine.set_up(learner, make_optimiser(learner, config, engine))
-    state = TrainingState(run, "refine", learner, optimiser)
+    learner = prepared.network
     seeds = aggregator_seeds(seed, config.aggregator_seeds)
     batch_size = engine.divisible_batch_size("refine", config.batch_size)
     steps = config.steps_per_epoch or math.ceil(len(train.tiles) / batch_size)
+    step = TrainingStep(learner, train.tiles, prepared.loss, config, batch_size, config.epochs * steps, engine)
+    state = TrainingState(run, "refine", learner, step.optimiser)
     start = state.resume()
-    step = TrainingStep(wrapped, optimiser, train.tiles, prepared.loss, config.views, engine)
     guard = CollapseGuard("refine", 2 * batch_size, max(3, config.epochs // 10), state.notes)
     run.forget_after("round", start - 1)
     for epoch in range(start, config.epochs + 1):  # line 2

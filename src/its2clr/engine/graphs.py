@@ -1,0 +1,61 @@
+"""GPU work recorded once as a CUDA graph and replayed, so that launching its many small kernels costs nothing."""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+PLAIN_RUNS = 3
+"""Runs done one kernel at a time before one is recorded: libraries and optimisers set themselves up in them."""
+
+
+class Recorded(Generic[T]):
+    """Work on tensors of fixed shapes: a few plain runs, then a recording, from then on replays of it.
+
+    What the work uses besides its inputs must stay where it is. What it returns is valid until the next run.
+
+    Args:
+        work: Takes the inputs; must neither wait for the device nor look at values.
+        generators: Random generators it draws from besides the global one.
+    """
+
+    def __init__(self, work: Callable[..., T], generators: Sequence[torch.Generator] = ()) -> None:
+        self._work, self._generators = work, generators
+        self._plain_runs = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: list[Tensor | None]
+        self._result: T
+
+    def __call__(self, *inputs: Tensor | None) -> T:
+        """Run on these inputs; None stays None."""
+        if self._graph is None:
+            if self._plain_runs < PLAIN_RUNS:
+                self._plain_runs += 1
+                return self._on_side_stream(*inputs)
+            self._record(*inputs)
+            assert self._graph is not None
+        for place, value in zip(self._inputs, inputs, strict=True):
+            if place is not None and value is not None:
+                place.copy_(value)
+        self._graph.replay()
+        return self._result
+
+    def _record(self, *inputs: Tensor | None) -> None:
+        self._inputs = [None if value is None else value.clone() for value in inputs]
+        self._graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            self._graph.register_generator_state(generator)
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._result = self._work(*self._inputs)
+
+    def _on_side_stream(self, *inputs: Tensor | None) -> T:
+        """Run on another stream, as recording wants the runs before it to be."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            result = self._work(*inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        return result
