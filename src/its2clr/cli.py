@@ -446,6 +446,7 @@ def _fit(cohort: Path | None, run: Path, recipe: str | None, settings: list[str]
 
 
 def _evaluate(stages: Any) -> None:
+    from its2clr.engine.memory import said_peak_memory
     from its2clr.evaluation.frozen import evaluate, results_rows
 
     results = evaluate(stages)
@@ -459,6 +460,7 @@ def _evaluate(stages: Any) -> None:
     Console(highlight=False, width=max(console.width, 100)).print(table)
     for warning in results.get("health", {}).get("warnings", ()):
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    stages.engine.say(said_peak_memory(stages.engine.device))
     console.print(f"results in {stages.run.path / 'results.json'}", markup=False, soft_wrap=True)
 
 

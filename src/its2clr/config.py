@@ -265,11 +265,14 @@ def validate_config(values: Mapping[str, Any], where: str) -> RunConfig:
         raise InputError(f"settings ({where}):\n  " + "\n  ".join(lines)) from error
 
 
+PRECISION = "engine.precision"
+"""The one setting of the engine that a run keeps."""
+
+
 def config_difference(old: RunConfig, new: RunConfig) -> list[str]:
-    """Settings that differ, one `key: old -> new` each; the choice of device does not count."""
+    """Settings that differ, one `key: old -> new` each; how and where it is computed does not count."""
     left, right = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
-    neutral = {"engine.accelerator", "engine.extract_batch_size", "engine.tiles", "engine.tile_folder"}
-    keys = sorted((left.keys() | right.keys()) - neutral)
+    keys = sorted(key for key in left.keys() | right.keys() if not key.startswith("engine.") or key == PRECISION)
     return [f"{k}: {left.get(k)!r} -> {right.get(k)!r}" for k in keys if left.get(k) != right.get(k)]
 
 

@@ -24,6 +24,7 @@ from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import create_network, load_network, save_network
 from its2clr.engine.devices import Engine
 from its2clr.engine.files import hash_files
+from its2clr.engine.memory import memory_advice, said_peak_memory
 from its2clr.engine.rundir import RunDirectory
 from its2clr.engine.seeds import derive_seed
 from its2clr.engine.tiles import TileStore
@@ -89,7 +90,7 @@ class Stages:
             self.engine.say(f"pretrain: taken from {config.start}")
         elif config.epochs > 0:
             self.engine.say(f"pretrain: {config.method} on {len(self.train.tiles)} training tiles")
-            with self.run.lock():
+            with self.run.lock(), memory_advice("pretrain"):
                 pretrain(network, self.train.tiles, config, self.engine, self.run, self.config.seed)
         self._save(START, network)
         self._mark_done("pretrain", epochs=0 if config.start is not None else config.epochs)
@@ -100,7 +101,7 @@ class Stages:
             return
         self.pretrain()
         self.engine.say(f"refine: Algorithm 1 for {self.config.refine.epochs} epochs")
-        with self.run.lock():
+        with self.run.lock(), memory_advice("refine"):
             refine(
                 load_network(self.run.checkpoint(f"encoder-{START}")),
                 self.train,
@@ -126,7 +127,7 @@ class Stages:
         else:
             network = self._fresh_network()
         self.engine.say(f"end to end: {len(self.train.labels)} training bags for {config.epochs} epochs")
-        with self.run.lock():
+        with self.run.lock(), memory_advice("end_to_end"):
             baseline.train_end_to_end(
                 network,
                 self.train,
@@ -298,6 +299,8 @@ class Stages:
     def _mark_done(self, stage: str, **notes: int) -> None:
         self.run.mark_done(stage, **notes)
         self._seen.add(stage)
+        if stage in STAGE_OF.values():
+            self.engine.say(f"{stage}: {said_peak_memory(self.engine.device)}")
 
     def _skip(self, stage: str) -> bool:
         if self.engine.broadcast(self.run.done(stage)) is None:

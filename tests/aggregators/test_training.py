@@ -10,7 +10,7 @@ from its2clr.aggregators.config import AggregatorTraining
 from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.stacked import build
 from its2clr.aggregators.trained import TrainedAggregators
-from its2clr.aggregators.training import draw_bags, train_aggregators
+from its2clr.aggregators.training import bag_aucs, draw_bags, train_aggregators
 from its2clr.engine.seeds import numpy_generator
 from its2clr.errors import InputError, TrainingError
 
@@ -88,6 +88,16 @@ def test_best_epoch_is_by_auc_then_loss_on_validation_bags():
     # what was kept are the parameters of that epoch: the recorded AUC comes out again
     for index, probabilities in enumerate(trained.predict(validation).bag_probability):
         assert roc_auc_score(validation.labels.numpy(), probabilities) == pytest.approx(trained.validation_auc[index])
+
+
+def test_aucs_of_all_seeds_at_once_are_the_library_s():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, 50)
+    scores = generator.normal(size=(4, 50)).astype(np.float32)
+    scores[1] = scores[1].round()  # ties
+    scores[2] = 0
+    expected = [roc_auc_score(labels, row) for row in scores]
+    assert bag_aucs(labels, scores) == pytest.approx(expected, abs=1e-12)
 
 
 def test_equal_auc_is_decided_by_the_loss():

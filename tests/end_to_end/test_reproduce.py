@@ -181,6 +181,25 @@ def test_ctrl_c_ends_all_workers_and_the_same_command_goes_on(tiny_cohort, tmp_p
     assert pd.read_csv(out / "app-hyperparameter" / "table.csv")["ours"].notna().all()
 
 
+@pytest.mark.slow
+def test_workers_end_with_a_killed_parent(tiny_cohort, tmp_path):
+    words = command(
+        "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", tiny_cohort, "--out", tmp_path / "out",
+        "--workers", 2,
+    )  # fmt: skip
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("[1/"):
+            break
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while still_alive(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not still_alive(process.pid)
+
+
 def test_a_lost_worker_costs_its_task_only(tmp_path):
     """Tasks that kill their own process, by way of a plugin, beside one that is well."""
     plugin = tmp_path / "deadly.py"

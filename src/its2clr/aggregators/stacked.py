@@ -62,7 +62,8 @@ def stacked_loss(
         return template.loss(output, labels)
 
     if len(features) == 1:  # one seed needs no stacking, and is faster without
-        return single({name: tensor[0] for name, tensor in state.items()}, features[0], mask[0], labels[0])[None]
+        alone = {name: tensor.squeeze(0) for name, tensor in state.items()}  # a view, forward and backward
+        return single(alone, features[0], mask[0], labels[0])[None]
     losses: Tensor = vmap(single, randomness="different")(dict(state), features, mask, labels)
     return losses
 

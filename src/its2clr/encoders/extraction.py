@@ -7,6 +7,7 @@ from torch import Tensor
 
 from its2clr.encoders.encoder import Encoder
 from its2clr.engine.devices import Engine
+from its2clr.engine.memory import memory_advice
 from its2clr.engine.tiles import TileStore
 
 
@@ -27,7 +28,11 @@ def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_s
     features = torch.zeros(len(tiles), encoder.feature_dim, device=engine.device)
     batches = extraction_batches(len(tiles), batch_size, engine)
     feed = tiles.feed(batches.shape[1], engine.device)
-    with torch.no_grad(), engine.progress("extract", len(batches), unit="batches") as progress:
+    with (
+        memory_advice("extract"),
+        torch.no_grad(),
+        engine.progress("extract", len(batches), unit="batches") as progress,
+    ):
         for indices, rows in zip(batches, feed(batches), strict=True):
             with engine.autocast():
                 features[indices] = encoder(feed.tiles.index_select(0, rows)).float()

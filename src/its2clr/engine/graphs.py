@@ -6,6 +6,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from its2clr.errors import TrainingError
+
 T = TypeVar("T")
 
 PLAIN_RUNS = 3
@@ -48,8 +50,17 @@ class Recorded(Generic[T]):
         self._graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             self._graph.register_generator_state(generator)
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._result = self._work(*self._inputs)
+        try:
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._result = self._work(*self._inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise TrainingError(
+                "a step could not be recorded as a CUDA graph, because its network or objective looks at values on the "
+                "way (.item(), boolean indexing)? Train it with engine.record_steps=false. "
+                f"CUDA says: {str(error).partition(chr(10))[0]}"
+            ) from error
 
     def _on_side_stream(self, *inputs: Tensor | None) -> T:
         """Run on another stream, as recording wants the runs before it to be."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from its2clr.cohort import Cohort, load_tiles
 from its2clr.engine.devices import Engine
 from its2clr.engine.files import atomic_path, hash_files
+from its2clr.engine.memory import readable_size
 from its2clr.errors import InputError
 
 Tier = Literal["gpu", "memory", "disk"]
@@ -111,10 +112,11 @@ class Feed:
         if not self._moves:
             yield from indices
             return
-        with ThreadPoolExecutor(1) as pool:
-            yield from self._moved(indices.cpu(), pool)
+        with ThreadPoolExecutor(len(self._gathered)) as pool:
+            yield from self._moved(indices.cpu().numpy(), pool)
 
-    def _moved(self, indices: Tensor, pool: ThreadPoolExecutor) -> Iterator[Tensor]:
+    def _moved(self, indices: NDArray[np.int64], pool: ThreadPoolExecutor) -> Iterator[Tensor]:
+        store = self._images.flatten(1).numpy()
         copies = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         copied = [torch.cuda.Event() for _ in self._gathered]  # type: ignore[no-untyped-call]
         taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -123,7 +125,10 @@ class Feed:
         def gather(step: int) -> Tensor:
             slot = step % 2
             copied[slot].synchronize()  # what was here before is on the device
-            return torch.index_select(self._images, 0, indices[step], out=self._gathered[slot])
+            place = self._gathered[slot]
+            # numpy: in a thread, torch starts a team of threads for every gather, which takes longer than the gather
+            np.take(store, indices[step], axis=0, out=place.flatten(1).numpy(), mode="clip")
+            return place
 
         ahead = deque(pool.submit(gather, step) for step in range(min(2, len(indices))))
         for step in range(len(indices)):
@@ -171,12 +176,12 @@ def _decoded(cohort: Cohort, engine: Engine) -> Tensor:
     tier = engine.broadcast(choose_tier(nbytes, engine))
     if tier == "disk":
         path = mapped_file(cohort, engine)
-        engine.say(f"tiles: {shape[0]} of {shape[2]} px ({_size(nbytes)}) in {path}")
+        engine.say(f"tiles: {shape[0]} of {shape[2]} px ({readable_size(nbytes)}) in {path}")
         return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c", shape=shape))
     images = torch.empty(shape, dtype=torch.uint8)
     _decode_into(cohort, images.numpy(), engine)
     places = {"gpu": "GPU memory", "memory": "host memory"}
-    engine.say(f"tiles: {shape[0]} of {shape[2]} px ({_size(nbytes)}) in {places[tier]}")
+    engine.say(f"tiles: {shape[0]} of {shape[2]} px ({readable_size(nbytes)}) in {places[tier]}")
     return images.to(engine.device) if tier == "gpu" else images
 
 
@@ -208,11 +213,3 @@ def _decode_into(cohort: Cohort, out: NDArray[np.uint8], engine: Engine) -> None
 def _fits_on(device: torch.device, nbytes: int) -> bool:
     free, _ = torch.cuda.mem_get_info(device)
     return nbytes < GPU_SHARE * free
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.3g} TiB"

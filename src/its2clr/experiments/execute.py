@@ -5,6 +5,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from its2clr.experiments.plan import Job
 if TYPE_CHECKING:
     from its2clr.engine.devices import Engine
 
+LONGEST_FIRST = ("pretrain", "end_to_end", "refine", "aggregate")
+"""Stages by how long they take (what others wait for comes before all), so that no long one is left for the end."""
 LOST = "its worker was killed from outside; too little memory is the usual cause: try fewer --workers"
 
 
@@ -104,7 +107,7 @@ def _one_by_one(tasks: Mapping[Job, Task]) -> Iterator[Outcome]:
 
 
 def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
-    """Workers take the first task whose start is there; one that dies loses its task only."""
+    """Workers take the longest task whose start is there; one that dies loses its task only."""
     pending = dict(tasks)
     settled: dict[Job, bool] = {}
     workers = [_Worker(number, count) for number in range(count)]
@@ -115,9 +118,10 @@ def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
                 settled[job] = False
                 yield _not_started(job)
             for worker in workers:
-                ready = next((job for job in pending if job.start is None or settled.get(job.start)), None)
-                if worker.job is None and ready is not None:
-                    worker.give(pending.pop(ready))
+                ready = [job for job in pending if job.start is None or settled.get(job.start)]
+                if worker.job is None and ready:
+                    chosen = min(ready, key=lambda job: LONGEST_FIRST.index(job.stage))
+                    worker.give(pending.pop(chosen))
             busy = {worker.pipe: worker for worker in workers if worker.job is not None}
             for pipe in multiprocessing.connection.wait(list(busy)):
                 outcome = busy[pipe].take()  # type: ignore[index]
@@ -168,6 +172,7 @@ class _Worker:
 def _serve(pipe: Connection, number: int, count: int) -> None:
     """Run tasks until the pipe closes, with a share of the cores and one of the GPUs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -181,6 +186,14 @@ def _serve(pipe: Connection, number: int, count: int) -> None:
         except EOFError:
             return
         pipe.send(run_task(task))
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed could not end its workers; they would go on, and hold their runs' locks."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 @cache

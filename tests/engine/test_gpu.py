@@ -1,0 +1,96 @@
+"""What only a GPU can show: recorded, compiled and fed from host memory, a training is the training it was."""
+
+import pytest
+import torch
+from tests.conftest import TINY
+
+from its2clr.config import EngineConfig, resolve_config
+from its2clr.encoders.extraction import extract_features
+from its2clr.encoders.weights import create_network
+from its2clr.engine.checkpoint import load_optimiser, optimiser_tensors
+from its2clr.engine.devices import Engine
+from its2clr.engine.tiles import TileStore
+from its2clr.errors import TrainingError
+from its2clr.pretrain.simclr import simclr_objective
+from its2clr.training import Batches, TrainingStep, train_epoch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def random_tiles(count=256, side=32):
+    return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def make_step(tiles, objective=None, **settings):
+    engine = Engine(EngineConfig(accelerator="cuda", precision="32-true", **settings))
+    engine.bars.enabled = False
+    config = resolve_config("demo", TINY)
+    torch.manual_seed(0)
+    network = create_network(config)
+    step = TrainingStep(network, TileStore(tiles), objective or simclr_objective(0.2), config.pretrain, 64, 1, engine)
+    return step, network
+
+
+def train(step, epochs, first=1):
+    indices = torch.randperm(256, generator=torch.Generator().manual_seed(1)).view(4, 64)
+    return [
+        train_epoch(step, Batches(indices), [0.01] * 4, (0, "pretrain", epoch)).loss
+        for epoch in range(first, first + epochs)
+    ]
+
+
+def test_a_recorded_step_is_the_plain_one():
+    recorded, network = make_step(random_tiles().cuda())
+    plain, reference = make_step(random_tiles().cuda())
+    plain.replays = False
+    assert train(recorded, 4) == pytest.approx(train(plain, 4), rel=1e-4)
+    for one, other in zip(network.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_tiles_from_host_memory_train_the_same():
+    assert train(make_step(random_tiles())[0], 4) == pytest.approx(
+        train(make_step(random_tiles().cuda())[0], 4), rel=1e-4
+    )
+
+
+def test_a_compiled_network_trains_the_same():
+    compiled = train(make_step(random_tiles().cuda(), compile="always")[0], 2)
+    assert compiled == pytest.approx(train(make_step(random_tiles().cuda(), compile="never")[0], 2), rel=1e-3)
+
+
+def test_a_training_put_back_goes_on_as_it_would_have():
+    whole, _ = make_step(random_tiles().cuda())
+    expected = train(whole, 4)
+    first, network = make_step(random_tiles().cuda())
+    assert train(first, 2) == pytest.approx(expected[:2], rel=1e-4)
+    second, other = make_step(random_tiles().cuda())
+    other.load_state_dict(network.state_dict())
+    saved = {name: tensor.cpu().contiguous() for name, tensor in optimiser_tensors(first.optimiser).items()}
+    load_optimiser(second.optimiser, saved)
+    assert train(second, 2, first=3) == pytest.approx(expected[2:], rel=1e-3)
+
+
+def test_features_are_the_same_from_host_memory():
+    engine = Engine(EngineConfig(accelerator="cuda", precision="32-true"))
+    engine.bars.enabled = False
+    encoder = create_network(resolve_config("demo", TINY)).to(engine.device).encoder
+    on_gpu, on_host = (
+        extract_features(encoder, TileStore(tiles), engine, 60) for tiles in (random_tiles().cuda(), random_tiles())
+    )
+    torch.testing.assert_close(on_gpu, on_host)
+
+
+def test_an_objective_that_looks_at_values_is_refused_with_advice():
+    step, _ = make_step(
+        random_tiles().cuda(), lambda embeddings, *_: embeddings.square().mean() * embeddings[0, 0].item()
+    )
+    with pytest.raises(TrainingError, match=r"engine.record_steps=false"):
+        train(step, 2)
+
+
+def test_a_batch_too_large_is_answered_with_advice():
+    from its2clr.engine.memory import memory_advice
+
+    with pytest.raises(TrainingError, match=r"out of GPU memory.*pretrain.batch_size"), memory_advice("pretrain"):
+        torch.empty(2**45, dtype=torch.uint8, device="cuda")
