@@ -75,6 +75,15 @@ def top_k(state, bag, options):
     return sum(sorted(map(sigmoid, logits), reverse=True)[:count]) / count, logits, None
 
 
+def smooth_max(state, bag, options):
+    if options.get("centred", False):
+        mean = weighted([1 / len(bag)] * len(bag), bag)
+        bag = [[x - m for x, m in zip(h, mean, strict=True)] for h in bag]
+    logits = [linear(state, "instance_classifier", h)[0] for h in bag]
+    beta = options.get("sharpness", 1.0)
+    return sigmoid(math.log(sum(math.exp(beta * z) for z in logits)) / beta), logits, None
+
+
 def attention_mil(state, bag, options):
     weights = attention(state, bag)
     logits = [linear(state, "bag_classifier", h)[0] for h in bag]
@@ -119,6 +128,7 @@ def transformer(state, bag, options):
 REFERENCES = {
     "max": max_,
     "top_k": top_k,
+    "smooth_max": smooth_max,
     "attention": attention_mil,
     "instance_attention": instance_attention,
     "dsmil": dsmil,

@@ -19,6 +19,8 @@ VARIANTS = [
     ("top_k", {}),
     ("top_k", {"ratio": 0.5}),
     ("top_k", {"ratio": 1.0}),
+    ("smooth_max", {}),
+    ("smooth_max", {"sharpness": 3.0, "centred": True, "instance_dropout": 0.5}),
     ("attention", {}),
     ("attention", {"gated": True, "hidden_dim": 5}),
     ("instance_attention", {}),

@@ -5,6 +5,7 @@ from its2clr.aggregators import (  # noqa: F401  (importing an aggregator regist
     dsmil,
     instance_attention,
     max_pooling,
+    smooth_max,
     top_k,
     transformer,
 )
