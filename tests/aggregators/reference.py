@@ -76,7 +76,7 @@ def top_k(state, bag, options):
 
 
 def smooth_max(state, bag, options):
-    if options.get("centred", False):
+    if options.get("centred", False) and len(bag) > 1:
         mean = weighted([1 / len(bag)] * len(bag), bag)
         bag = [[x - m for x, m in zip(h, mean, strict=True)] for h in bag]
     logits = [linear(state, "instance_classifier", h)[0] for h in bag]

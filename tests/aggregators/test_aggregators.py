@@ -169,7 +169,7 @@ def test_vmap_over_seeds_equals_each_alone(name: str, options: dict):
 
 
 @pytest.mark.parametrize("labels", [torch.tensor([1, 0, 0, 1]), torch.tensor([1.0, 0.0, 0.0, 1.0])])
-@pytest.mark.parametrize("name", ["max", "top_k", "attention", "instance_attention", "transformer"])
+@pytest.mark.parametrize("name", ["max", "top_k", "smooth_max", "attention", "instance_attention", "transformer"])
 def test_loss_is_cross_entropy_of_the_bag(name: str, labels: Tensor):
     aggregator = build(name, {})
     output = aggregator(*pad(ragged_bags()))
@@ -190,6 +190,31 @@ def test_dsmil_loss_weighs_its_two_streams(loss_weight: float):
         expected += (losses[0] + loss_weight * losses[1]) / (1 + loss_weight) / len(bags)
     loss = aggregator.loss(aggregator(*pad(bags)), torch.tensor([1, 0, 0, 1]))
     assert loss.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_smooth_max_leaves_instances_out_in_training_only_and_never_all():
+    aggregator = create_aggregator("smooth_max", DIM, instance_dropout=0.9)
+    features, mask = pad(ragged_bags())
+    features = features.float()
+    whole = aggregator.eval()(features, mask)
+    aggregator.train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        trained = [aggregator(features, mask) for _ in range(50)]
+    for output in trained:
+        assert (output.bag_logit <= whole.bag_logit + 1e-6).all()  # odds of fewer instances
+        assert output.bag_logit.isfinite().all()
+        torch.testing.assert_close(output.instance_logits, whole.instance_logits)
+    assert any((output.bag_logit < whole.bag_logit - 1e-3).any() for output in trained)
+
+
+def test_what_a_bag_shares_does_not_move_a_centred_smooth_max():
+    aggregator = create_aggregator("smooth_max", DIM, centred=True).double()
+    features, mask = pad(ragged_bags())
+    several = mask.sum(dim=1) > 1
+    shifted = aggregator(features + 5.0, mask)
+    for one, other in zip(shifted[:2], aggregator(features, mask)[:2], strict=True):
+        torch.testing.assert_close(one[several], other[several])
 
 
 @pytest.mark.parametrize(("ratio", "size", "count"), [(0.1, 30, 3), (0.1, 31, 4), (0.001, 500, 1), (0.2, 5, 1)])

@@ -8,7 +8,8 @@ from its2clr.errors import InputError
 
 
 def test_names():
-    assert aggregator_names() == ["attention", "dsmil", "instance_attention", "max", "smooth_max", "top_k", "transformer"]
+    expected = ["attention", "dsmil", "instance_attention", "max", "smooth_max", "top_k", "transformer"]
+    assert aggregator_names() == expected
 
 
 def test_unknown_name_says_the_known_and_the_closest():
