@@ -113,6 +113,16 @@ class RefineConfig(OptimiserConfig):
     threshold: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.3, description="eta: probability above which an instance is pseudo-positive"
     )
+    threshold_rule: Literal["fixed", "negative_bags"] = Field(
+        "fixed",
+        description="eta as set; or where false_positive_rate of the instances of negative validation bags pass it",
+    )
+    false_positive_rate: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.02, description="share of known negatives that may pass the threshold, with threshold_rule=negative_bags"
+    )
+    reader: AggregatorTraining | None = Field(
+        None, description="aggregator whose instance scores become pseudo labels; null: the run's own"
+    )
     positive_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="p_+: share of positive anchors")
     initial_ratio: Share = Field(0.2, description="r_0: most confident share used after the warm-up")
     final_ratio: Share = Field(0.8, description="r_T: most confident share used at the last epoch")

@@ -57,7 +57,8 @@ class Stages:
         self._held: dict[tuple[str, ...], torch.Tensor] = {}
         self._seen: set[str] = set()
         # A wrong name or option should not wait for the end of pretraining.
-        create_aggregator(self.config.aggregator.name, 64, **self.config.aggregator.options)
+        for aggregator in {self.config.aggregator.name: self.config.aggregator, **self._readers()}.values():
+            create_aggregator(aggregator.name, 64, **aggregator.options)
         find_objective(self.config.refine.objective)
 
     @cached_property
@@ -203,16 +204,27 @@ class Stages:
         return BagFeatures(self._extract(encoder, cohort), torch.from_numpy(cohort.offsets()))
 
     def fit(self) -> None:
-        """Every stage of training, in order."""
+        """Every stage of training, in order; a reader of its own is trained on both encoders too."""
         self.pretrain()
-        self.aggregate(START)
+        names = (None, *self._readers())
+        for name in names:
+            self.aggregate(START, name)
         self.refine()
-        self.aggregate(REFINED)
+        for name in names:
+            self.aggregate(REFINED, name)
+
+    def _readers(self) -> dict[str, AggregatorTraining]:
+        """The aggregator that makes the pseudo labels, where it is another than the run's."""
+        reader = self.config.refine.reader
+        return {} if reader is None or reader.name == self.config.aggregator.name else {reader.name: reader}
 
     def _aggregator(self, name: str | None) -> AggregatorTraining:
         own = self.config.aggregator
         if name is None or name == own.name:
             return own
+        reader = self.config.refine.reader
+        if reader is not None and name == reader.name:
+            return reader
         create_aggregator(name, 64)
         return own.model_copy(update={"name": name, "options": {}})
 

@@ -108,3 +108,17 @@ def test_ground_truth_changes_the_labels_only(batches, tiny_cohort):
     for a, b in zip(rounds, full_rounds, strict=True):
         assert np.array_equal(a["probability"], b["probability"])
     assert all(a.indices.shape == b.indices.shape for a, b in zip(full, other, strict=True))
+
+
+def test_a_reader_makes_the_pseudo_labels_and_nothing_else(batches):
+    (plain, rounds), (read, read_rounds) = batches(), batches("refine.reader={name: smooth_max, epochs: 4}")
+    assert not np.array_equal(rounds[0]["probability"], read_rounds[0]["probability"])
+    assert [len(one.indices) for one in plain] == [len(one.indices) for one in read]
+    assert all(same(plain, read, "labels"))
+
+
+def test_a_threshold_of_negative_bags_changes_who_is_positive_only(batches):
+    rule = ["refine.threshold_rule=negative_bags", "refine.false_positive_rate=0.3"]
+    (_, rounds), (_, other) = batches(), batches(*rule)
+    assert np.array_equal(rounds[0]["probability"], other[0]["probability"])
+    assert not np.array_equal(rounds[0]["pseudo_label"], other[0]["pseudo_label"])

@@ -173,3 +173,17 @@ def test_cross_entropy_trains_the_encoder_and_leaves_one_that_loads(tiny_cohort,
     assert tensors["network.head.weight"].shape == (1, 16)
     start, _ = load_checkpoint(finished.run.checkpoint("encoder-simclr"))
     assert not np.array_equal(start["encoder.backbone.conv1.weight"], tensors["network.encoder.backbone.conv1.weight"])
+
+
+def test_a_reader_of_its_own_is_trained_and_measured_on_both_encoders(tiny_cohort, finished, tmp_path):
+    reader = "refine.reader={name: smooth_max, options: {centred: true}, epochs: 4}"
+    settings = [*TINY, f"pretrain.start={finished.run.path}", reader, "refine.threshold_rule=negative_bags"]
+    stages = open_run(tmp_path / "run", tiny_cohort, "demo", settings, quiet=True)
+    stages.fit()
+    results = evaluate(stages)
+    for encoder in ("simclr", "its2clr"):
+        assert 0 <= results[encoder]["aggregators"]["smooth_max"]["instance_auc"] <= 1
+    assert stages.aggregate("its2clr", "smooth_max").options == {"centred": True}
+    thresholds = [entry["threshold"] for entry in results["rounds"]]
+    assert thresholds == [entry["threshold"] for entry in results["health"]["rounds"]]
+    assert len(set(thresholds)) > 1

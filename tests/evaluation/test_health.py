@@ -8,6 +8,7 @@ from its2clr.evaluation import (
     churn,
     false_positive_share,
     health_report,
+    median_auc,
     positive_share,
     seed_agreement,
     warnings_of,
@@ -20,7 +21,7 @@ PER_INSTANCE = np.repeat(BAG_LABELS, 10)
 
 def healthy():
     """Two of ten instances positive in each positive bag, none elsewhere."""
-    probabilities = np.full(40, 0.1) + np.arange(40) / 1000
+    probabilities = np.full(40, 0.1) + (9 - np.arange(40) % 10) / 1000
     probabilities[[10, 11, 30, 31]] = 0.9
     return probabilities
 
@@ -87,7 +88,7 @@ def test_seed_agreement_leaves_undefined_pairs_out():
 
 
 def test_report_of_a_healthy_run_is_json_without_warnings():
-    report = health_report([healthy(), np.stack([healthy(), healthy()])], BAG_LABELS, OFFSETS, 0.5)
+    report = health_report([healthy(), np.stack([healthy(), healthy()])], BAG_LABELS, OFFSETS, [0.5, 0.5])
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert report["positive_bags"] == report["negative_bags"] == 2
     first, second = report["rounds"]
@@ -95,6 +96,8 @@ def test_report_of_a_healthy_run_is_json_without_warnings():
     assert first["seed_spearman"] is None
     assert second == {
         "round": 1,
+        "threshold": 0.5,
+        "median_auc": 0.5,
         "false_positive_share": 0.0,
         "positive_share": 0.2,
         "churn": 0.0,
@@ -106,7 +109,7 @@ def test_report_of_a_healthy_run_is_json_without_warnings():
 
 
 def warnings_after(*rounds):
-    return warnings_of(health_report(rounds, BAG_LABELS, OFFSETS, 0.5))
+    return warnings_of(health_report(rounds, BAG_LABELS, OFFSETS, [0.5] * len(rounds)))
 
 
 def test_false_positives_are_said():
@@ -125,6 +128,19 @@ def test_uninformative_pseudo_labels_are_said():
 def test_whole_bags_called_positive_are_said():
     (sentence,) = warnings_after(np.where(PER_INSTANCE == 1, 0.9, 0.1))
     assert sentence.startswith("100% of instances from positive bags are pseudo-positive")
+
+
+def test_what_a_whole_bag_shares_is_said():
+    stained = healthy() + np.where(PER_INSTANCE == 1, 0.2, 0.0)
+    (sentence,) = warnings_after(stained)
+    assert sentence.startswith("even the median instance of a bag tells the bag's label (AUC 1.00)")
+
+
+def test_median_auc_by_hand():
+    scores = [0.1, 0.2, 0.9, 0.3, 0.3, 0.1, 0.1, 0.8]
+    assert median_auc(scores, [1, 0, 1], [0, 3, 5, 8]) == 0.0  # medians 0.2, 0.3, 0.1
+    assert median_auc(scores, [0, 1, 0], [0, 3, 5, 8]) == 1.0
+    assert np.isnan(median_auc(scores, [1, 1, 1], [0, 3, 5, 8]))
 
 
 def test_churn_counts_in_the_last_round_only():
@@ -150,11 +166,11 @@ def test_disagreeing_seeds_are_said():
 
 def test_wrong_input_is_named():
     with pytest.raises(InputError, match="at least one round"):
-        health_report([], BAG_LABELS, OFFSETS, 0.5)
+        health_report([], BAG_LABELS, OFFSETS, [])
     with pytest.raises(InputError, match="expected 4 for 3 bags, got 5"):
-        health_report([healthy()], BAG_LABELS[:3], OFFSETS, 0.5)
+        health_report([healthy()], BAG_LABELS[:3], OFFSETS, [0.5])
     with pytest.raises(InputError, match="probabilities of round 1"):
-        health_report([healthy(), healthy()[:-1]], BAG_LABELS, OFFSETS, 0.5)
+        health_report([healthy(), healthy()[:-1]], BAG_LABELS, OFFSETS, [0.5, 0.5])
     with pytest.raises(InputError, match="expected 2 entries, got 1"):
         false_positive_share([0.5], [0, 1], 0.5)
     with pytest.raises(InputError, match="expected 2 entries, got 1"):

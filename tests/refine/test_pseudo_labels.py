@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from its2clr.refine.pseudo_labels import partition
+from its2clr.refine.pseudo_labels import negative_bag_threshold, partition
 
 
 def slow_partition(bags, labels, threshold, ratio):
@@ -88,3 +88,11 @@ def test_share_is_rounded_up_but_not_by_rounding_noise():
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         partition(*arguments)
+
+
+def test_threshold_of_known_negatives_lets_no_more_than_the_rate_pass():
+    scores = np.random.default_rng(0).random(501)
+    for rate in (0.01, 0.05, 0.2):
+        threshold = negative_bag_threshold(scores, rate)
+        assert (scores > threshold).mean() <= rate < (scores > threshold - 1e-9).mean() + 1 / 501
+    assert negative_bag_threshold(np.full(10, 0.4), 0.02) == 0.4

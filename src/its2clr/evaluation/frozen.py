@@ -255,12 +255,11 @@ def _rounds(stages: Stages, train: Cohort) -> list[dict[str, Any]]:
 def _health(stages: Stages, final: Scores) -> dict[str, Any]:
     """What bag labels alone can tell about the pseudo labels, per round and for the final models."""
     labels, offsets = stages.train.labels, stages.train.offsets
-    threshold = stages.config.refine.threshold
-    probabilities = [
-        table.filter(regex=r"^probability_\d+$").to_numpy().T for _, table in _round_tables(stages.run.path)
-    ]
-    report = health_report(probabilities, labels, offsets, threshold)
-    last = health_report([final.instances], labels, offsets, threshold)
+    tables = _round_tables(stages.run.path)
+    probabilities = [table.filter(regex=r"^probability_\d+$").to_numpy().T for _, table in tables]
+    thresholds = [found.get("threshold", stages.config.refine.threshold) for found, _ in tables]
+    report = health_report(probabilities, labels, offsets, thresholds)
+    last = health_report([final.instances], labels, offsets, thresholds[-1:])
     return {**report, "final": last["rounds"][0], "warnings": warnings_of(last)}
 
 

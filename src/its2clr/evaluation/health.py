@@ -6,13 +6,13 @@ pseudo-positive. An instance is pseudo-positive when its probability > threshold
 """
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import spearmanr
-from sklearn.metrics import cohen_kappa_score
+from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
 from its2clr.errors import InputError
 from its2clr.evaluation.checks import bag_offsets, label_vector, rows, vector
@@ -29,12 +29,18 @@ SPEARMAN_LIMIT = 0.5
 """Warn below this rank correlation between seeds."""
 KAPPA_LIMIT = 0.4
 """Warn below this agreement of pseudo labels between seeds ("fair" or worse, Landis and Koch 1977)."""
+MEDIAN_AUC_LIMIT = 0.7
+"""Warn above this AUC of bag labels by the bags' median instance: where few instances are positive, it is negative."""
+FEW_POSITIVES = 0.4
+"""Share of pseudo-positives up to which the median instance of a positive bag should be a negative one."""
 
 
 class RoundHealth(TypedDict):
     """One round; None where a number is not defined."""
 
     round: int
+    threshold: float
+    median_auc: float | None
     false_positive_share: float | None
     positive_share: float | None
     churn: float | None
@@ -46,7 +52,6 @@ class RoundHealth(TypedDict):
 class HealthReport(TypedDict):
     """Every round, and what they have in common."""
 
-    threshold: float
     positive_bags: int
     negative_bags: int
     rounds: list[RoundHealth]
@@ -117,8 +122,23 @@ def seed_agreement(
     return SeedAgreement(_mean(correlations), _mean(kappas))
 
 
+def median_auc(probabilities: ArrayLike, bag_labels: ArrayLike, offsets: ArrayLike) -> float:
+    """Gives how well the median instance of a bag tells the bag's label, as AUC; nan with one class only.
+
+    Where few instances are positive, the median one of a positive bag is negative like all of a negative bag. If it
+    tells the label all the same, the scores are of something the whole bag shares: stain, scanner, patient.
+    """
+    labels = label_vector(bag_labels, "bag labels")
+    scores = vector(probabilities, "probabilities")
+    if np.unique(labels).size < 2:
+        return float("nan")
+    starts = bag_offsets(offsets, scores.size)
+    medians = [float(np.median(scores[start:end])) for start, end in pairwise(starts)]
+    return float(roc_auc_score(labels, medians))
+
+
 def health_report(
-    rounds: Sequence[ArrayLike], bag_labels: ArrayLike, offsets: ArrayLike, threshold: float
+    rounds: Sequence[ArrayLike], bag_labels: ArrayLike, offsets: ArrayLike, thresholds: Sequence[float]
 ) -> HealthReport:
     """Gives the health of each round.
 
@@ -127,10 +147,10 @@ def health_report(
             over seeds.
         bag_labels: (B,) bag labels, 0 or 1.
         offsets: (B + 1,): bag b holds instances offsets[b] to offsets[b + 1].
-        threshold: Probability above which an instance is pseudo-positive.
+        thresholds: For each round the probability above which an instance is pseudo-positive.
 
     Returns:
-        `threshold`, `positive_bags`, `negative_bags`, and `rounds`: per round `round`,
+        `positive_bags`, `negative_bags`, and `rounds`: per round `round`, `threshold`, `median_auc`,
         `false_positive_share`, `positive_share`, `churn`, `seed_spearman`, `seed_kappa` and
         `empty_positive_bags` (positive bags in which no instance passes the threshold). What is undefined is
         None, so that the report is valid JSON.
@@ -146,7 +166,7 @@ def health_report(
 
     histories: list[RoundHealth] = []
     previous: NDArray[np.bool_] | None = None
-    for number, probabilities in enumerate(rounds):
+    for number, (probabilities, threshold) in enumerate(zip(rounds, thresholds, strict=True)):
         seeds = rows(probabilities, f"probabilities of round {number}", per_instance.size)
         mean = seeds.mean(axis=0)
         current = mean > threshold
@@ -155,6 +175,8 @@ def health_report(
         histories.append(
             {
                 "round": number,
+                "threshold": float(threshold),
+                "median_auc": _or_none(median_auc(mean, labels, starts)),
                 "false_positive_share": _or_none(false_positive_share(mean, per_instance, threshold)),
                 "positive_share": _or_none(positive_share(mean, per_instance, threshold)),
                 "churn": _or_none(churn(previous, current, per_instance)),
@@ -165,7 +187,6 @@ def health_report(
         )
         previous = current
     return {
-        "threshold": float(threshold),
         "positive_bags": int((labels == 1).sum()),
         "negative_bags": int((labels == 0).sum()),
         "rounds": histories,
@@ -196,6 +217,12 @@ def warnings_of(report: HealthReport) -> list[str]:
         warnings.append(
             f"{positives:.0%} of instances from positive bags are pseudo-positive: the model may read "
             "the bag (stain, scanner) rather than the instance"
+        )
+    shared = last["median_auc"]
+    if shared is not None and shared > MEDIAN_AUC_LIMIT and (positives is None or positives < FEW_POSITIVES):
+        warnings.append(
+            f"even the median instance of a bag tells the bag's label (AUC {shared:.2f}): scores follow what a whole "
+            "bag shares (stain, scanner, patient); stronger colour views or an aggregator that centres bags may help"
         )
     if flipped is not None and flipped > CHURN_LIMIT:
         warnings.append(f"pseudo labels flipped by {flipped:.0%} in the last round: they have not settled")

@@ -19,6 +19,7 @@ from its2clr.engine.files import atomic_path
 from its2clr.engine.guard import CollapseGuard
 from its2clr.engine.rundir import RunDirectory, TrainingState
 from its2clr.refine.objectives import find_objective
+from its2clr.refine.pseudo_labels import Pools
 from its2clr.refine.rounds import Bags, aggregator_seeds, run_round, save_round
 from its2clr.refine.sampling import epoch_batches, epoch_pools
 from its2clr.training import TrainingStep, cosine_or_constant, train_epoch
@@ -62,6 +63,7 @@ def refine(
     """
     prepared = find_objective(config.objective)(network, config, seed)
     learner = prepared.network
+    reader = config.reader or aggregator
     seeds = aggregator_seeds(seed, config.aggregator_seeds)
     batch_size = engine.divisible_batch_size("refine", config.batch_size)
     steps = config.steps_per_epoch or math.ceil(len(train.tiles) / batch_size)
@@ -70,29 +72,34 @@ def refine(
     start = state.resume()
     guard = CollapseGuard("refine", 2 * batch_size, max(3, config.epochs // 10), state.notes)
     run.forget_after("round", start - 1)
+
+    def pools_of(epoch: int) -> Pools:
+        threshold = state.notes.get("threshold", config.threshold)
+        return epoch_pools(state.tensors["probabilities"], threshold, train, config, epoch)
+
     for epoch in range(start, config.epochs + 1):  # line 2
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
-            found = run_round(network.encoder, train, validation, aggregator, seeds, engine)  # lines 3-9
+            found = run_round(network.encoder, train, validation, reader, config, seeds, engine)  # lines 3-9
             improved = found.validation_auc >= state.notes.get("best_validation_auc", -math.inf)  # line 11
             replaced = truth is None and (epoch == 0 or (improved and config.iterative))
             if truth is not None:
                 state.tensors["probabilities"] = torch.from_numpy(truth)
             elif replaced:
                 state.tensors["probabilities"] = torch.from_numpy(found.probabilities.mean(axis=0))  # line 13
+                state.notes["threshold"] = found.threshold
             if improved:
                 state.notes |= {"best_validation_auc": found.validation_auc, "best_epoch": epoch}
             if engine.is_writer:
                 if improved:
                     save_network(run.checkpoint(CANDIDATE.format(epoch=epoch)), network, run.config, dict(state.notes))
                 notes = {"epoch": epoch, "improved": improved, "pseudo_labels_replaced": replaced}
-                pools = epoch_pools(state.tensors["probabilities"], train, config, min(epoch + 1, config.epochs))
-                save_round(run.path / "rounds" / f"{epoch:03d}", found, train, config.threshold, pools, notes)
+                pools = pools_of(min(epoch + 1, config.epochs))
+                save_round(run.path / "rounds" / f"{epoch:03d}", found, train, pools, notes)
             logged = {"validation_auc": found.validation_auc, "replaced": replaced, "seconds": found.seconds}
             run.log("round", epoch, config.epochs, logged)
         if epoch == config.epochs:
             break
-        pools = epoch_pools(state.tensors["probabilities"], train, config, epoch + 1)
-        batches = epoch_batches(pools, config, epoch + 1, steps, batch_size, seed)
+        batches = epoch_batches(pools_of(epoch + 1), config, epoch + 1, steps, batch_size, seed)
         rates = cosine_or_constant(config, epoch, config.epochs, steps)
         result = train_epoch(step, batches, rates, (seed, "refine", epoch + 1))  # line 16
         if prepared.contrastive:

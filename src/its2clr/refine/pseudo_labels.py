@@ -76,6 +76,16 @@ def pseudo_labels(
     return positive
 
 
+def negative_bag_threshold(probabilities: NDArray[np.floating[Any]], rate: float) -> float:
+    """The smallest score that at most a share `rate` of known negatives exceed.
+
+    Args:
+        probabilities: (N,) scores of instances of negative bags, at best ones the aggregator was not trained on.
+        rate: Share of them that may pass.
+    """
+    return float(np.quantile(probabilities, 1 - rate, method="higher"))
+
+
 def _flat(
     probabilities: ArrayLike | Sequence[ArrayLike], bag_labels: ArrayLike, bag_ids: ArrayLike | None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:

@@ -17,13 +17,14 @@ from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.aggregators.training import train_aggregators
 from its2clr.cohort import Cohort
+from its2clr.config import RefineConfig
 from its2clr.encoders.encoder import Encoder
 from its2clr.encoders.extraction import extract_features
 from its2clr.engine.devices import Engine
 from its2clr.engine.files import atomic_path, write_json
 from its2clr.engine.seeds import derive_seed
 from its2clr.engine.tiles import TileStore
-from its2clr.refine.pseudo_labels import Pools, pseudo_labels
+from its2clr.refine.pseudo_labels import Pools, negative_bag_threshold, pseudo_labels
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,14 @@ class Round:
     Attributes:
         validation_auc: Bag-level AUC on the validation bags, mean over the round's aggregators.
         probabilities: (aggregators, N) instance probabilities of the training instances.
+        threshold: Probability above which an instance is pseudo-positive.
         seconds: How long it took.
         aggregators: The trained aggregators; only in the first process.
     """
 
     validation_auc: float
     probabilities: NDArray[np.float32]
+    threshold: float
     seconds: float
     aggregators: TrainedAggregators | None
 
@@ -90,26 +93,42 @@ def run_round(
     encoder: Encoder,
     train: Bags,
     validation: Bags,
-    config: AggregatorTraining,
+    aggregator: AggregatorTraining,
+    config: RefineConfig,
     seeds: Sequence[int],
     engine: Engine,
 ) -> Round:
     """Lines 3 to 9: extract, train the aggregator, measure it on the validation bags.
 
     The aggregators are trained by the first process, the others receive what it found.
+
+    Args:
+        encoder: f.
+        train: Training bags.
+        validation: Validation bags.
+        aggregator: Whose scores become pseudo labels, and how it is trained.
+        config: How the threshold is set.
+        seeds: One aggregator is trained for each.
+        engine: Device and processes.
     """
     started = time.perf_counter()
     train_features = train.features(encoder, engine)
     validation_features = validation.features(encoder, engine)
     trained: list[TrainedAggregators] = []
 
-    def train_them() -> tuple[float, NDArray[np.float32]]:
-        trained.append(train_aggregators(config, train_features, validation_features, seeds))
+    def train_them() -> tuple[float, NDArray[np.float32], float]:
+        trained.append(train_aggregators(aggregator, train_features, validation_features, seeds))
         probabilities = trained[0].predict(train_features).instance_probability.astype(np.float32)
-        return float(np.mean(trained[0].validation_auc)), probabilities
+        threshold = config.threshold
+        if config.threshold_rule == "negative_bags":
+            known = trained[0].predict(validation_features).instance_probability.mean(axis=0)
+            negative = validation.labels[validation.bag_of_instance] == 0
+            threshold = negative_bag_threshold(known[negative], config.false_positive_rate)
+        return float(np.mean(trained[0].validation_auc)), probabilities, threshold
 
-    validation_auc, probabilities = engine.on_writer(train_them)
-    return Round(validation_auc, probabilities, time.perf_counter() - started, trained[0] if trained else None)
+    validation_auc, probabilities, threshold = engine.on_writer(train_them)
+    seconds = time.perf_counter() - started
+    return Round(validation_auc, probabilities, threshold, seconds, trained[0] if trained else None)
 
 
 def aggregator_seeds(seed: int, count: int) -> list[int]:
@@ -117,16 +136,13 @@ def aggregator_seeds(seed: int, count: int) -> list[int]:
     return [derive_seed(seed, "aggregator", number) % 2**31 for number in range(count)]
 
 
-def save_round(
-    folder: Path, round_: Round, train: Bags, threshold: float, selected: Pools, notes: dict[str, Any]
-) -> None:
+def save_round(folder: Path, round_: Round, train: Bags, selected: Pools, notes: dict[str, Any]) -> None:
     """Write a round's pseudo labels, aggregators and numbers.
 
     Args:
         folder: Folder of the round.
         round_: What it found.
         train: The training bags.
-        threshold: eta.
         selected: What the epoch after the round trains with (after the last round: what the last epoch did).
         notes: More numbers.
     """
@@ -138,7 +154,7 @@ def save_round(
             "bag_id": train.bag_ids[bag],
             "instance": np.arange(len(bag)) - train.offsets[bag],
             "probability": mean,
-            "pseudo_label": pseudo_labels(mean, in_positive_bag, bag, threshold).astype(np.int8),
+            "pseudo_label": pseudo_labels(mean, in_positive_bag, bag, round_.threshold).astype(np.int8),
         }
     )
     table["selected"] = np.zeros(len(bag), dtype=np.int8)
@@ -150,4 +166,5 @@ def save_round(
         table.to_parquet(temporary, index=False)
     assert round_.aggregators is not None
     round_.aggregators.save(folder / "aggregator.safetensors")
-    write_json(folder / "metrics.json", {"validation_auc": round_.validation_auc, **notes})
+    found = {"validation_auc": round_.validation_auc, "threshold": round_.threshold}
+    write_json(folder / "metrics.json", {**found, **notes})

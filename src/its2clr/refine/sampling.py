@@ -16,11 +16,18 @@ from its2clr.refine.rounds import Bags
 from its2clr.training import Batches
 
 
-def epoch_pools(probabilities: Tensor, train: Bags, config: RefineConfig, epoch: int) -> Pools:
+def epoch_pools(probabilities: Tensor, threshold: float, train: Bags, config: RefineConfig, epoch: int) -> Pools:
     """The instances an epoch (1 to T) may use, as section 3.2 selects them.
 
     Self-paced: in the warm-up, all pseudo-positives against the negative bags; after it the most confident share r.
     Without self-pacing, and with true labels: every label from the first epoch on.
+
+    Args:
+        probabilities: (N,) of the training instances.
+        threshold: Above it an instance is pseudo-positive.
+        train: Training bags.
+        config: Settings of Algorithm 1.
+        epoch: 1 to T.
     """
     pacing = Pacing(config.initial_ratio, config.final_ratio, config.warmup_epochs, config.epochs)
     warming_up = is_warm_up(config, epoch)
@@ -28,7 +35,7 @@ def epoch_pools(probabilities: Tensor, train: Bags, config: RefineConfig, epoch:
     pools = partition(
         probabilities.numpy(),
         train.labels[bag],
-        config.threshold,
+        threshold,
         ratio=pacing.ratio(epoch) if is_paced(config) and not warming_up else 1.0,
         bag_ids=bag,
     )
