@@ -89,6 +89,16 @@ def test_nothing_switched_on_changes_nothing(images):
     assert torch.equal(make(images), images)
 
 
+def test_quarter_turns_and_flips_give_all_eight_orientations(images):
+    image = images[:1].expand(400, -1, -1, -1)
+    views = make(image, horizontal_flip=0.5, vertical_flip=0.5, quarter_turn=0.5)
+    turned = [image[0].rot90(k, (1, 2)) for k in range(4)]
+    orientations = [*turned, *(one.flip(-1) for one in turned)]
+    counts = [sum(torch.equal(view, one) for view in views) for one in orientations]
+    assert sum(counts) == 400
+    assert min(counts) > 25
+
+
 @pytest.mark.parametrize(("setting", "axis"), [("horizontal_flip", -1), ("vertical_flip", -2)])
 def test_flips(images, setting, axis):
     assert torch.equal(make(images, **{setting: 1.0}), images.flip(axis))

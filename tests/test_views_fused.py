@@ -11,7 +11,7 @@ from its2clr.config import ViewsConfig
 from its2clr.views import apply, draw
 
 CASES = {
-    "everything": {"crop_scale": (0.2, 1.0)},
+    "everything": {"crop_scale": (0.2, 1.0), "quarter_turn": 0.5},
     "refinement": {},
     "colours": {"jitter_probability": 1.0, "blur_probability": 0.0, "grayscale_probability": 0.0},
     "blur": {"jitter_probability": 0.0, "blur_probability": 1.0, "blur_kernel": 0.3},

@@ -60,6 +60,10 @@ class ViewsConfig(Section):
     blur_sigma: tuple[Positive, Positive] = Field((0.1, 2.0), description="range of the blur's sigma in pixels")
     horizontal_flip: Probability = Field(0.5, description="probability of a left-right flip")
     vertical_flip: Probability = Field(0.5, description="probability of an up-down flip")
+    quarter_turn: Probability = Field(
+        0.0,
+        description="probability of a quarter turn; at 0.5, with both flips at 0.5, all eight orientations are alike",
+    )
     crop_scale: tuple[Share, Share] | None = Field(
         None, description="area range of a random resized crop; null leaves the tile whole"
     )

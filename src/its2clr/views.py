@@ -18,12 +18,14 @@ class Drawn(NamedTuple):
     """What was drawn for every view of a batch of M.
 
     Attributes:
-        numbers: (11, M) float32, by row: top, left, height and width of the crop as shares of the side; whether it is
-            mirrored left to right, and top to bottom; whether it is gray; brightness, contrast, saturation and hue.
+        numbers: (12, M) float32, by row: top, left, height and width of the crop as shares of the side; whether it is
+            mirrored left to right, and top to bottom; whether it is gray; brightness, contrast, saturation and hue;
+            whether rows and columns change places.
         order: (M, 4) int32, or (1, 4) for all views together: which colour operation comes first, second, ...
         sigma: (M,) float32 of the blur; 0 where there is none.
         blur_kernel: Taps of the blur; under 3 there is none.
         cropped: Whether there are crops at all.
+        turned: Whether there are quarter turns at all.
         coloured: Colour operations that may change anything.
     """
 
@@ -32,6 +34,7 @@ class Drawn(NamedTuple):
     sigma: Tensor
     blur_kernel: int
     cropped: bool
+    turned: bool
     coloured: tuple[int, ...]
 
 
@@ -100,7 +103,7 @@ def draw(
         order: (1, 4) order of the colour operations for all views; None draws one for each view.
     """
     uniform = torch.rand(18, count, generator=generator, device=device)
-    numbers = torch.empty(11, count, device=device)
+    numbers = torch.zeros(12, count, device=device)
     if config.crop_scale is None:
         numbers[:2], numbers[2:4] = 0.0, 1.0
     else:
@@ -120,11 +123,13 @@ def draw(
         numbers[7 + number] = torch.where(jittered, amount, neutral)
         if strength > 0 and config.jitter_probability > 0:
             coloured.append(number)
+    if config.quarter_turn > 0:
+        numbers[11] = torch.rand(count, generator=generator, device=device) < config.quarter_turn
     kernel = blur_kernel_size(config.blur_kernel, side) if config.blur_probability > 0 else 0
     sigma = torch.where(uniform[12] < config.blur_probability, _between(uniform[13], config.blur_sigma), 0.0)
     if order is None:
         order = uniform[14:18].argsort(0).T.contiguous().to(torch.int32)
-    return Drawn(numbers, order, sigma, kernel, config.crop_scale is not None, tuple(coloured))
+    return Drawn(numbers, order, sigma, kernel, config.crop_scale is not None, config.quarter_turn > 0, tuple(coloured))
 
 
 def apply(images: Tensor, drawn: Drawn) -> Tensor:
@@ -135,6 +140,8 @@ def apply(images: Tensor, drawn: Drawn) -> Tensor:
         views = resized_crop(views, top, left, height, width)
     views = _where(mirror_x > 0, views.flip(-1), views)
     views = _where(mirror_y > 0, views.flip(-2), views)
+    if drawn.turned:
+        views = _where(drawn.numbers[11] > 0, views.transpose(-2, -1), views)
     if len(drawn.order) == 1:
         views = _coloured(views, drawn, drawn.order[0], slice(None))
     else:

@@ -64,9 +64,10 @@ def _colour(red, green, blue, operation, amount, mean):
 
 
 @triton.jit
-def _sample(tile, pixel, side, top, left, height, width, mirror_x, mirror_y):
+def _sample(tile, pixel, side, top, left, height, width, mirror_x, mirror_y, turned):
     """The stored tile, bilinearly, where the pixels of a view look; channels one after the other in [0, 1]."""
-    row, column = pixel // side, pixel % side
+    row = tl.where(turned != 0, pixel % side, pixel // side)
+    column = tl.where(turned != 0, pixel // side, pixel % side)
     row = tl.where(mirror_y != 0, side - 1 - row, row)
     column = tl.where(mirror_x != 0, side - 1 - column, column)
     last = side - 1.0
@@ -104,14 +105,14 @@ def _view_kernel(
     top, left = tl.load(numbers + view), tl.load(numbers + count + view)
     height, width = tl.load(numbers + 2 * count + view), tl.load(numbers + 3 * count + view)
     mirror_x, mirror_y = tl.load(numbers + 4 * count + view), tl.load(numbers + 5 * count + view)
-    gray = tl.load(numbers + 6 * count + view)
+    gray, turned = tl.load(numbers + 6 * count + view), tl.load(numbers + 11 * count + view)
 
     total = tl.zeros([PIXELS], dtype=tl.float32)
     for start in range(0, area, PIXELS):
         pixel = start + tl.arange(0, PIXELS)
         inside = pixel < area
         red, green, blue = _sample(
-            tile, tl.minimum(pixel, area - 1), side, top, left, height, width, mirror_x, mirror_y
+            tile, tl.minimum(pixel, area - 1), side, top, left, height, width, mirror_x, mirror_y, turned
         )
         before_contrast = view >= 0
         for stage in tl.static_range(4):
@@ -127,7 +128,7 @@ def _view_kernel(
         pixel = start + tl.arange(0, PIXELS)
         inside = pixel < area
         red, green, blue = _sample(
-            tile, tl.minimum(pixel, area - 1), side, top, left, height, width, mirror_x, mirror_y
+            tile, tl.minimum(pixel, area - 1), side, top, left, height, width, mirror_x, mirror_y, turned
         )
         for stage in tl.static_range(4):
             operation = tl.load(orders + view * 4 + stage)
