@@ -336,6 +336,17 @@ class TestMasks:
         with pytest.raises(InputError, match="too many to read; save it with a pyramid"):
             read_annotations(path, 2.0)
 
+    def test_pyramid_of_plain_pages(self, tmp_path, monkeypatch):
+        """As ASAP writes them: levels one after the other, none below another."""
+        mask = np.kron(random_mask(1, (32, 48)), np.ones((8, 8))).astype(np.uint8)
+        with tifffile.TiffWriter(tmp_path / "m.tif") as file:
+            for step in (1, 2, 4):
+                file.write(mask[::step, ::step], tile=(64, 64), photometric="minisblack", metadata=None)
+        monkeypatch.setattr(masks, "_LARGEST_LEVEL", mask.size // 4)
+        annotations = read_annotations(tmp_path / "m.tif", level0_size=(384, 256))
+        assert "level 1" in annotations.notes[0]
+        assert annotations.tumour.area == mask.sum()
+
     def test_the_mask_is_read_once(self, tmp_path, monkeypatch):
         path = tmp_path / "m.tif"
         tifffile.imwrite(path, random_mask(2).astype(np.uint8))
@@ -386,6 +397,9 @@ class TestMasks:
             read_annotations(path, 1.0)
         tifffile.imwrite(tmp_path / "m.tif", np.zeros((8, 8), np.float32))
         with pytest.raises(InputError, match="its pixels are float32"):
+            read_annotations(tmp_path / "m.tif", 1.0)
+        tifffile.imwrite(tmp_path / "m.tif", np.zeros((4, 8, 8), np.uint8), photometric="minisblack")
+        with pytest.raises(InputError, match="holds several pictures"):
             read_annotations(tmp_path / "m.tif", 1.0)
         (tmp_path / "m.tif").write_bytes(b"II*\0" + struct.pack("<I", 4000))
         with pytest.raises(InputError, match="cannot be decoded"):

@@ -114,8 +114,10 @@ def _read_tiff(path: Path, shapes: Shapes) -> tuple[npt.NDArray[Any], Size]:
         if fitting[0] > 0:
             width, height = sizes[fitting[0]]
             shapes.notes.append(f"level {fitting[0]} of the mask was read, {width} x {height} pixels")
-        pixels = np.asarray(levels[fitting[0]].asarray())
         axes = levels[fitting[0]].axes
+        if axes not in ("YX", "YXS", "SYX"):
+            raise InputError(f"{path}: holds several pictures (axes {axes}), not one mask; {_ADVICE}")
+        pixels = np.asarray(levels[fitting[0]].asarray())
         return (np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels), sizes[0]
 
 

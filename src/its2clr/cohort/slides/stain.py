@@ -30,7 +30,7 @@ _TISSUE_DENSITY = 0.15
 _PERCENTILE = 0.99
 _SMALLEST_MAXIMUM = 0.1
 _LARGEST_COSINE = 0.996  # stain vectors within 5 degrees are one stain
-_TILES_AT_ONCE = 16
+_TILES_AT_ONCE = {"cpu": 1, "cuda": 64}  # one tile's floats stay in the cache of a core
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ class StainNormaliser:
             The stains; None if there is too little tissue or a single colour, `note` then says which.
         """
         _check(tiles)
-        densities = _density(_sample(tiles), _WHITE[self.method])  # (n, 3)
+        densities = _density(_sample(tiles), _WHITE[self.method])  # (3, n)
         # torchstain's own test of tissue for its estimate; for Vahadane, pale eosin without red density counts too
-        density = densities.amin(1) if self.method == "macenko" else densities.mean(1)
-        densities = densities[density >= _TISSUE_DENSITY]
+        density = densities.amin(0) if self.method == "macenko" else densities.mean(0)
+        densities = densities[:, density >= _TISSUE_DENSITY]
         self.stains, self.note, self._fitted = None, "", True
-        if len(densities) < _FEWEST_PIXELS:
-            self.note = f"too little tissue to estimate stains ({len(densities)} pixels); left as it is"
+        if densities.shape[1] < _FEWEST_PIXELS:
+            self.note = f"too little tissue to estimate stains ({densities.shape[1]} pixels); left as it is"
             return None
         found = self._estimate(densities)
         self.note = _weakness(found)
@@ -118,23 +118,22 @@ class StainNormaliser:
             raise InputError("the stains of the slide are not known yet; call fit with its tiles first")
         if self.stains is None or not len(tiles):
             return tiles
-        # a few tiles at once keep the floats of a whole slide out of memory
-        return torch.cat([self._move(part, self.stains) for part in torch.split(tiles, _TILES_AT_ONCE)])
+        at_once = _TILES_AT_ONCE.get(tiles.device.type, 1)
+        return torch.cat([self._move(part, self.stains) for part in torch.split(tiles, at_once)])
 
     def _move(self, tiles: Tensor, stains: Stains) -> Tensor:
         white = _WHITE[self.method]
-        pixels = tiles.permute(0, 2, 3, 1)
-        concentrations = self._concentrations(_density(pixels.reshape(-1, 3), white), stains.matrix(tiles))
+        concentrations = self._concentrations(_density(tiles.flatten(2), white), stains.matrix(tiles))  # (N, 2, P)
         factors = [wanted / found for wanted, found in zip(self.target.maxima, stains.maxima, strict=True)]
         target = self.target.matrix(tiles) * torch.tensor(factors, device=tiles.device)
-        moved = white * torch.exp(-concentrations @ target.T) - 1
-        return moved.round_().clamp_(0, 255).to(torch.uint8).reshape(pixels.shape).permute(0, 3, 1, 2).contiguous()
+        moved = (target @ concentrations).neg_().exp_().mul_(white).sub_(1)
+        return moved.round_().clamp_(0, 255).to(torch.uint8).view(tiles.shape)
 
     def _concentrations(self, densities: Tensor, matrix: Tensor) -> Tensor:
-        """(n, 2) concentrations of densities (n, 3): least squares, or sparse and not negative."""
+        """(..., 2, n) concentrations of densities (..., 3, n): least squares, or sparse and not negative."""
         if self.method == "macenko":
             inverse: Tensor = torch.linalg.pinv(matrix)
-            return densities @ inverse.T
+            return inverse @ densities
         return sparse_concentrations(densities, matrix)
 
     def _estimate(self, densities: Tensor) -> Stains:
@@ -143,19 +142,19 @@ class StainNormaliser:
         else:
             matrix = sparse_stains(densities, self.target.matrix(densities))
         concentrations = self._concentrations(densities, matrix)
-        rank = max(1, round(_PERCENTILE * len(densities)))
-        maxima = concentrations.kthvalue(rank, dim=0).values
+        rank = max(1, round(_PERCENTILE * densities.shape[1]))
+        maxima = concentrations.kthvalue(rank, dim=1).values
         (red, green, blue), eosin = matrix.T.tolist()
         first, second = maxima.tolist()
         return Stains((red, green, blue), (eosin[0], eosin[1], eosin[2]), (first, second))
 
 
 def _macenko_stains(densities: Tensor, white: float) -> Tensor:
-    """(3, 2) stain matrix by torchstain, from densities (n, 3) that it turns into an image and back."""
+    """(3, 2) stain matrix by torchstain, from densities (3, n), given to it as an image."""
     from torchstain.torch.normalizers.macenko import TorchMacenkoNormalizer
 
     normaliser = TorchMacenkoNormalizer()
-    image = (white * torch.exp(-densities) - 1).T.unsqueeze(-1)  # (3, n, 1)
+    image = (white * torch.exp(-densities) - 1).unsqueeze(-1)  # (3, n, 1)
     normaliser.fit(image, Io=white, beta=_TISSUE_DENSITY)
     matrix: Tensor = normaliser.HERef
     return matrix
@@ -172,17 +171,17 @@ def _weakness(stains: Stains) -> str:
 
 
 def _sample(tiles: Tensor) -> Tensor:
-    """(n, 3) pixels, drawn with a fixed seed, the same on every device."""
-    side = tiles.shape[-1] * tiles.shape[-2]
-    total = len(tiles) * side
+    """(3, n) pixels, drawn with a fixed seed, the same on every device."""
+    pixels = tiles.flatten(2)  # (N, 3, P)
+    total = len(tiles) * pixels.shape[2]
     if total <= _SAMPLED_PIXELS:
-        return tiles.permute(0, 2, 3, 1).reshape(-1, 3)
+        return pixels.transpose(0, 1).flatten(1)
     places = torch.randint(total, (_SAMPLED_PIXELS,), generator=torch.Generator().manual_seed(0)).to(tiles.device)
-    return tiles.flatten(2)[places // side, :, places % side]
+    return pixels[places // pixels.shape[2], :, places % pixels.shape[2]].T
 
 
 def _density(pixels: Tensor, white: float) -> Tensor:
-    return -torch.log((pixels.float() + 1) / white)
+    return pixels.float().add_(1).div_(white).log_().neg_()
 
 
 def _check(tiles: Tensor) -> None:

@@ -1,9 +1,9 @@
 r"""Vahadane's stain separation: sparse non-negative matrix factorisation of optical densities.
 
-$$\min_{W, H \ge 0} \tfrac12 \lVert V - H W^\top \rVert_F^2 + \lambda \lVert H \rVert_1
+$$\min_{W, H \ge 0} \tfrac12 \lVert V - W H \rVert_F^2 + \lambda \lVert H \rVert_1
   , \qquad \lVert W_j \rVert_2 = 1$$
 
-V holds the optical density of each pixel (n, 3), W the colours of the two stains (3, 2), H the concentrations (n, 2);
+V holds the optical density of each pixel (3, n), W the colours of the two stains (3, 2), H the concentrations (2, n);
 lambda is 0.02 as in the authors' code. The two factors are found in turn. For two stains both steps are exact: the
 lasso of a pixel has one of three closed forms, and a column of W follows from 2 x 2 and 3 x 2 sums over the pixels.
 
@@ -24,8 +24,8 @@ def sparse_stains(densities: Tensor, start: Tensor, sparsity: float = SPARSITY) 
     """Find the colours of two stains.
 
     Args:
-        densities: (n, 3) optical densities of tissue; negative ones count as 0.
-        start: (3, 2) colours to begin with; their order is kept.
+        densities: (3, n) optical densities of tissue; negative ones count as 0.
+        start: (3, 2) colours to begin with.
         sparsity: lambda.
 
     Returns:
@@ -49,24 +49,34 @@ def sparse_concentrations(densities: Tensor, colours: Tensor, sparsity: float = 
     stain that explains more alone has the other.
 
     Args:
-        densities: (n, 3).
+        densities: (..., 3, n).
         colours: (3, 2).
         sparsity: lambda.
 
     Returns:
-        (n, 2) concentrations.
+        (..., 2, n) concentrations.
     """
-    gain = densities.clamp(min=0) @ colours - sparsity  # (n, 2)
+    gain = (colours.T @ densities.clamp(min=0)).sub_(sparsity)
+    first, second = gain.unbind(-2)
     overlap = (colours[:, 0] * colours[:, 1]).sum()
-    both = (gain - overlap * gain.flip(1)) / (1 - overlap**2).clamp(min=1e-12)
-    alone = gain.clamp(min=0) * (gain >= gain.amax(1, keepdim=True))
-    return torch.where((both >= 0).all(1, keepdim=True), both, alone)
+    both_first, both_second = first - overlap * second, second - overlap * first  # times 1 - overlap^2
+    both = torch.minimum(both_first, both_second) >= 0
+    scale = 1 / (1 - overlap**2).clamp(min=1e-12)
+    alone_first = torch.where(first >= second, first, 0).clamp_(min=0)
+    alone_second = torch.where(first >= second, 0, second).clamp_(min=0)
+    return torch.stack(
+        [
+            torch.where(both, both_first * scale, alone_first),
+            torch.where(both, both_second * scale, alone_second),
+        ],
+        dim=-2,
+    )
 
 
 def _update_colours(values: Tensor, concentrations: Tensor, colours: Tensor) -> Tensor:
     """One pass over the columns of W, each at its optimum given the other (Mairal et al. 2010, algorithm 2)."""
-    squares = concentrations.T @ concentrations  # (2, 2)
-    products = values.T @ concentrations  # (3, 2)
+    squares = concentrations @ concentrations.T  # (2, 2)
+    products = values @ concentrations.T  # (3, 2)
     colours = colours.clone()
     for stain in range(2):
         column = products[:, stain] - colours @ squares[:, stain] + colours[:, stain] * squares[stain, stain]
