@@ -347,6 +347,22 @@ class TestMasks:
         assert "level 1" in annotations.notes[0]
         assert annotations.tumour.area == mask.sum()
 
+    @pytest.mark.parametrize("options", [{}, {"tile": (16, 16)}, {"tile": (16, 16), "compression": "deflate"}])
+    def test_a_truncated_tiff(self, tmp_path, options):
+        path = tmp_path / "m.tif"
+        tifffile.imwrite(path, random_mask(0, (200, 300)).astype(np.uint8), **options)
+        path.write_bytes(path.read_bytes()[:-200])
+        with pytest.raises(InputError, match="cannot be decoded"):
+            read_annotations(path, 1.0)
+
+    def test_a_tiff_that_lacks_tiles(self, tmp_path):
+        path = tmp_path / "m.tif"
+        tifffile.imwrite(path, np.zeros((64, 64), np.uint8), tile=(16, 16))
+        with tifffile.TiffFile(path, mode="r+") as file:
+            file.pages[0].tags["ImageLength"].overwrite(256)
+        with pytest.raises(InputError, match="has 16 of 64 parts"):
+            read_annotations(path, 1.0)
+
     def test_the_mask_is_read_once(self, tmp_path, monkeypatch):
         path = tmp_path / "m.tif"
         tifffile.imwrite(path, random_mask(2).astype(np.uint8))

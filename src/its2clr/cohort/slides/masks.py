@@ -1,5 +1,6 @@
 """Binary masks of tumour, TIFF or PNG at any level, become polygons along the edges of their pixels."""
 
+import math
 import warnings
 from collections.abc import Collection
 from pathlib import Path
@@ -114,9 +115,12 @@ def _read_tiff(path: Path, shapes: Shapes) -> tuple[npt.NDArray[Any], Size]:
         if fitting[0] > 0:
             width, height = sizes[fitting[0]]
             shapes.notes.append(f"level {fitting[0]} of the mask was read, {width} x {height} pixels")
-        axes = levels[fitting[0]].axes
+        axes, page = levels[fitting[0]].axes, levels[fitting[0]].keyframe
         if axes not in ("YX", "YXS", "SYX"):
             raise InputError(f"{path}: holds several pictures (axes {axes}), not one mask; {_ADVICE}")
+        if len(page.dataoffsets) != math.prod(page.chunked):  # tifffile would fill what is missing with 0
+            message = f"has {len(page.dataoffsets)} of {math.prod(page.chunked)} parts"
+            raise InputError(f"{path}: the mask is damaged, it {message}; {_ADVICE}")
         pixels = np.asarray(levels[fitting[0]].asarray())
         return (np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels), sizes[0]
 
