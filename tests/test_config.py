@@ -1,8 +1,10 @@
 import pytest
 import yaml
 
-from its2clr.config import RunConfig, config_difference, read_recipe, recipe_names, resolve_config
+from its2clr.aggregators import create_aggregator
+from its2clr.config import RunConfig, config_difference, flatten, read_recipe, recipe_names, resolve_config
 from its2clr.errors import InputError
+from its2clr.experiments.spec import datasets
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -27,6 +29,51 @@ def test_the_camelyon16_recipe_holds_the_papers_settings():
     assert (views.jitter_probability, views.grayscale_probability, views.blur_kernel) == (0.8, 0.2, 0.06)
     assert (views.brightness, views.contrast, views.saturation, views.hue) == (0.8, 0.8, 0.8, 0.2)
     assert (views.horizontal_flip, views.vertical_flip, views.crop_scale) == (0.5, 0.5, None)
+
+
+@pytest.mark.parametrize("name", ["tcga-luad", "breast-ultrasound"])
+def test_the_other_datasets_train_the_encoder_as_camelyon16(name):
+    config, camelyon = resolve_config(name), resolve_config("camelyon16")
+    assert (config.encoder, config.projector) == (camelyon.encoder, camelyon.projector)
+    assert config.pretrain.model_copy(update={"epochs": 600}) == camelyon.pretrain
+    assert config.refine == camelyon.refine
+    assert config.evaluation == camelyon.evaluation
+
+
+def test_the_tcga_luad_recipe_holds_the_papers_settings():
+    config = resolve_config("tcga-luad")
+    aggregator = config.aggregator
+    assert config.pretrain.epochs == 600
+    assert (aggregator.name, aggregator.epochs, aggregator.learning_rate) == ("dsmil", 100, 2e-4)
+    assert (aggregator.scheduler, aggregator.step_size, aggregator.gamma) == ("step", 50, 0.5)
+    assert aggregator.balanced
+
+
+@pytest.mark.parametrize(
+    ("mutation", "overrides"),
+    [
+        ("egfr", ["refine.positive_fraction=0.5"]),
+        ("kras", ["refine.threshold=0.5"]),
+        ("stk11", []),
+        ("tp53", ["refine.threshold=0.5"]),
+    ],
+)
+def test_each_mutation_is_one_override_away(mutation, overrides):
+    config = flatten(resolve_config("tcga-luad", overrides).model_dump())
+    expected = datasets()[f"tcga-{mutation}"]
+    assert {key: config[key] for key in expected} == expected
+
+
+def test_the_breast_ultrasound_recipe_holds_the_papers_settings():
+    config = resolve_config("breast-ultrasound")
+    aggregator = config.aggregator
+    assert config.pretrain.epochs == 100
+    assert (aggregator.name, aggregator.epochs, aggregator.learning_rate) == ("instance_attention", 350, 1e-3)
+    assert (aggregator.options, aggregator.balanced) == ({"hidden_dim": 512}, False)
+    flat = flatten(config.model_dump())
+    expected = datasets()["breast-ultrasound"]
+    assert {key: flat[key] for key in expected} == expected
+    create_aggregator(aggregator.name, 512, **aggregator.options)
 
 
 def test_overrides_as_text_and_as_mapping():

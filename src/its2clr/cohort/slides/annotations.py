@@ -1,0 +1,95 @@
+"""Annotations of a slide, whatever tool they come from, as one tumour geometry in pixels of level 0."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from its2clr.cohort.slides import asap, imagescope
+from its2clr.cohort.slides.coverage import MINIMUM_SHARE, covered_share, instance_labels
+from its2clr.cohort.slides.geojson import read_geojson
+from its2clr.cohort.slides.masks import is_tiff, read_mask
+from its2clr.cohort.slides.shapes import Annotations, Shapes
+from its2clr.cohort.slides.xml_files import read_xml
+from its2clr.errors import InputError
+
+__all__ = [
+    "ANNOTATION_SUFFIXES",
+    "MINIMUM_SHARE",
+    "Annotations",
+    "covered_share",
+    "instance_labels",
+    "read_annotations",
+]
+
+ANNOTATION_SUFFIXES = (".xml", ".geojson", ".json", ".png", ".tif", ".tiff")
+"""How files of annotations are usually named; what a file is, its content says."""
+
+_FORMATS = "ASAP XML, ImageScope XML, GeoJSON, PNG or TIFF masks"
+_BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+
+
+def read_annotations(
+    path: Path,
+    level0_per_mask_pixel: float | None = None,
+    classes: Collection[str] | None = None,
+    *,
+    level0_size: tuple[int, int] | None = None,
+) -> Annotations:
+    """Read the tumour of a slide: ASAP or ImageScope XML, GeoJSON (QuPath), or a binary mask (PNG, TIFF).
+
+    Args:
+        path: The file.
+        level0_per_mask_pixel: For a mask, how many pixels of level 0 a pixel of it stands for, along a side.
+        classes: Groups, layers, class names or mask values that count as tumour. None: the names that are known to
+            be tumour (`shapes.TUMOUR_NAMES`), or everything if nothing has a name; for a mask, what is not 0.
+        level0_size: Width and height of the slide; gives the scale of a mask where that is not given.
+
+    Raises:
+        InputError: If the file is missing, damaged, of an unknown kind or with classes of unknown meaning; the
+            message says where and what to do.
+    """
+    path = Path(path)
+    shapes = Shapes(path)
+    start = _first_bytes(path)
+    if start.startswith(b"\x89PNG") or is_tiff(path):
+        return read_mask(
+            path,
+            shapes,
+            level0_per_mask_pixel=level0_per_mask_pixel,
+            level0_size=level0_size,
+            classes=classes,
+        )
+    if start.startswith(b"<") or path.suffix.lower() == ".xml":
+        _read_xml(path, shapes)
+    elif start.startswith((b"{", b"[")) or path.suffix.lower() in (".json", ".geojson"):
+        read_geojson(path, shapes)
+    else:
+        raise InputError(f"{path}: is no file of annotations that is known; give {_FORMATS}")
+    return shapes.tumour(classes)
+
+
+def _first_bytes(path: Path) -> bytes:
+    """The first bytes that say what a file is, without byte order mark, zeros of UTF-16 and white space."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        reason = "the file does not exist" if not path.exists() else f"cannot be read ({error.strerror})"
+        raise InputError(f"{path}: {reason}; give the annotations of the slide, or none") from error
+    if not start:
+        raise InputError(f"{path}: the file is empty; save the annotations again")
+    for mark in _BYTE_ORDER_MARKS:
+        start = start.removeprefix(mark)
+    return start.lstrip(b"\0 \t\r\n")
+
+
+def _read_xml(path: Path, shapes: Shapes) -> None:
+    root = read_xml(path)
+    if root.tag == asap.ROOT:
+        asap.read_asap(root, shapes)
+    elif root.tag == imagescope.ROOT:
+        imagescope.read_imagescope(root, shapes)
+    else:
+        known = f"{asap.ROOT} (ASAP) or {imagescope.ROOT} (ImageScope)"
+        raise InputError(
+            f"{path}: its root is {root.tag!r}, expected {known}; export the annotations from one of these"
+        )
