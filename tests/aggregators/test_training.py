@@ -9,6 +9,7 @@ from its2clr.aggregators import aggregator_names, stacked, training
 from its2clr.aggregators.config import AggregatorTraining
 from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.stacked import build
+from its2clr.aggregators.steps import padded_length
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.aggregators.training import bag_aucs, draw_bags, train_aggregators
 from its2clr.engine.seeds import numpy_generator
@@ -98,6 +99,15 @@ def test_aucs_of_all_seeds_at_once_are_the_library_s():
     scores[2] = 0
     expected = [roc_auc_score(labels, row) for row in scores]
     assert bag_aucs(labels, scores) == pytest.approx(expected, abs=1e-12)
+
+
+def test_bags_are_padded_to_few_lengths_and_never_by_more_than_a_third():
+    lengths = range(1, 5000)
+    padded = [padded_length(length) for length in lengths]
+    assert all(found >= length for found, length in zip(padded, lengths, strict=True))
+    assert all(found <= 1.5 * length + 1 for found, length in zip(padded, lengths, strict=True) if length >= 16)
+    assert sorted(set(padded))[:5] == [16, 24, 32, 48, 64]
+    assert len(set(padded)) < 20
 
 
 def test_equal_auc_is_decided_by_the_loss():

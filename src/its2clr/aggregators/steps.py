@@ -1,8 +1,8 @@
 """Steps and validation of the stacked aggregators; on a GPU recorded once and replayed, so launching costs nothing.
 
 A step of an aggregator is some hundred tiny kernels: launching them takes far longer than running them. A CUDA graph
-launches them all at once. It needs fixed shapes, so bags are padded to the next power of two: a padded bag gives the
-same answer (the contract of `Aggregator`), and there are only a few shapes, each recorded when it first comes.
+launches them all at once. It needs fixed shapes, so bags are padded to one of a few lengths: a padded bag gives the
+same answer (the contract of `Aggregator`), and each shape is recorded when it first comes.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class TrainingStep:
         """Train on bags (S, B), of at most `length` instances; gives the losses (S,), valid until the next step."""
         if not self._on_gpu:
             return self._step(chosen, length=length)
-        length = max(SHORTEST, 1 << (length - 1).bit_length())
+        length = padded_length(length)
         shape = (*chosen.shape, length)
         if shape not in self._recorded:
             self._recorded[shape] = Recorded(partial(self._step, length=length))
@@ -56,6 +56,13 @@ class TrainingStep:
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._optimiser.step()
         return losses.detach()
+
+
+def padded_length(length: int) -> int:
+    """The next of 16, 24, 32, 48, 64, ...: two lengths per power of two, so at most a third is padding."""
+    power = max(SHORTEST, 1 << (length - 1).bit_length())
+    shorter = 3 * power // 4
+    return shorter if SHORTEST <= length <= shorter else power
 
 
 class ValidationPass:
