@@ -35,13 +35,14 @@ OPTIONS = {
 LEARNING_RATE, WEIGHT_DECAY, BETAS = 5e-4, 5e-3, (0.9, 0.999)
 
 
-def read(path):
+def read(path, device):
     """Standardised bags of a CSV."""
     table = pd.read_csv(path, header=None)
     features = table.iloc[:, 2:].to_numpy(np.float32)
     features = (features - features.mean(0)) / (features.std(0) + 1e-6)
     groups = list(table.groupby(1, sort=False).indices.values())
-    return BagFeatures.from_arrays([features[rows] for rows in groups], [table.iloc[rows[0], 0] for rows in groups])
+    labels = [table.iloc[rows[0], 0] for rows in groups]
+    return BagFeatures.from_arrays([features[rows] for rows in groups], labels, device)
 
 
 def folds(labels, repeats):
@@ -58,7 +59,14 @@ def logits_by_epoch(name, bags, pairs, epochs):
     modules = [build(name, OPTIONS[name], bags.feature_dim, seed) for seed in range(len(pairs))]
     state, names = stack(modules, bags.device)
     parameters = [state[key].requires_grad_() for key in names]
-    optimiser = torch.optim.Adam(parameters, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
+    optimiser = torch.optim.Adam(
+        parameters,
+        lr=torch.tensor(LEARNING_RATE, device=bags.device),
+        betas=BETAS,
+        weight_decay=WEIGHT_DECAY,
+        fused=True,
+        capturable=bags.device.type == "cuda",
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
     step, evaluate = TrainingStep(modules[0], state, optimiser, bags), ValidationPass(modules[0], state, bags)
     generator = np.random.default_rng(0)
@@ -68,9 +76,9 @@ def logits_by_epoch(name, bags, pairs, epochs):
         order = np.stack([generator.permutation(train)[:shortest] for train, _ in pairs])
         for place in range(shortest):
             chosen = order[:, place : place + 1]
-            step(torch.from_numpy(chosen), int(bags.sizes[chosen].max()))
+            step(torch.from_numpy(chosen).to(bags.device), int(bags.sizes[chosen].max()))
         schedule.step()
-        found.append(evaluate()[0].numpy().copy())
+        found.append(evaluate()[0].cpu().numpy().copy())
     return np.stack(found)
 
 
@@ -81,7 +89,7 @@ def best_accuracy(scores, truth):
 
 def measure(name, bags, repeats, epochs):
     """Mean and deviation over repeats of both accuracies."""
-    truth = bags.labels.numpy().astype(bool)
+    truth = bags.labels.cpu().numpy().astype(bool)
     pairs = folds(truth, repeats)
     logits = logits_by_epoch(name, bags, pairs, epochs)
     last = [((logits[-1, m, test] > 0) == truth[test]).mean() for m, (_, test) in enumerate(pairs)]
@@ -107,7 +115,7 @@ def main():
     arguments = parser.parse_args()
     results = {}
     for dataset in arguments.sets:
-        bags = read(arguments.csv / f"{dataset}.csv")
+        bags = read(arguments.csv / f"{dataset}.csv", "cuda" if torch.cuda.is_available() else "cpu")
         for name in arguments.names:
             started = time.monotonic()
             found = measure(name, bags, arguments.repeats, arguments.epochs)
