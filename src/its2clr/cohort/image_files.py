@@ -12,7 +12,7 @@ from its2clr.errors import InputError
 
 Resize = Literal["bilinear", "nearest", "bicubic"]
 
-_FILTERS = {
+FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
     "nearest": Image.Resampling.NEAREST,
     "bicubic": Image.Resampling.BICUBIC,
@@ -36,8 +36,8 @@ def check_tile_settings(tile_size: int, encoding: str, quality: int, resize: str
         raise InputError(f"tile_size must be at least 1 pixel, got {tile_size}")
     if encoding not in get_args(Encoding):
         raise InputError(f"encoding must be one of {', '.join(get_args(Encoding))}, got {encoding!r}")
-    if resize not in _FILTERS:
-        raise InputError(f"resize must be one of {', '.join(_FILTERS)}, got {resize!r}")
+    if resize not in FILTERS:
+        raise InputError(f"resize must be one of {', '.join(FILTERS)}, got {resize!r}")
     if not 1 <= quality <= 100:
         raise InputError(f"quality must be between 1 and 100, got {quality}")
 
@@ -72,7 +72,12 @@ def prepare_image(
     except Exception as error:
         raise ImageProblem(f"cannot be decoded: {_describe(error)}") from error
     if tile.size != (tile_size, tile_size):
-        tile = tile.resize((tile_size, tile_size), _FILTERS[resize])
+        tile = tile.resize((tile_size, tile_size), FILTERS[resize])
+    return encode_tile(tile, encoding, quality)
+
+
+def encode_tile(tile: Image.Image, encoding: Encoding, quality: int = 95) -> bytes:
+    """Encode an RGB tile the way cohorts store it."""
     buffer = io.BytesIO()
     if encoding == "jpeg":
         tile.save(buffer, "JPEG", quality=quality, subsampling=0)  # colour at full resolution
