@@ -150,8 +150,9 @@ class _LevelPages:
         if len(data) < size:
             raise SlideProblem(f"is cut short: the pixels at x {block.x}, y {block.y} are missing")
         keyframe = page.keyframe
-        segment, _, shape = keyframe.decode(data, number, jpegtables=keyframe.jpegtables)
-        pixels: npt.NDArray[np.uint8] = segment[0, : shape[1], : shape[2]]
+        segment, _, _ = keyframe.decode(data, number, jpegtables=keyframe.jpegtables)
+        # blocks at the right and lower edge are stored whole, beyond the image
+        pixels: npt.NDArray[np.uint8] = segment[0, : self.height - block.y, : self.width - block.x]
         self._cache[key] = pixels
         self._cached += pixels.nbytes
         while self._cached > _CACHE_BYTES and len(self._cache) > 1:
