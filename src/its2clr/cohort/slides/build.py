@@ -9,6 +9,7 @@ from pathlib import Path
 from its2clr.cohort.finish import plan_splits, settle_splits
 from its2clr.cohort.image_files import check_tile_settings
 from its2clr.cohort.layout import (
+    PROBLEMS_FILE,
     CohortInfo,
     LeftOut,
     claim_folder,
@@ -25,8 +26,9 @@ from its2clr.engine.files import remove_half_written
 from its2clr.errors import InputError
 
 SlideProgress = Callable[[int, int, int], None]
-"""Called with the slides done, all slides, and the tiles kept by this run."""
+"""Called with the slides this run has done, those it has to do, and the tiles it has kept."""
 
+_LISTED = 10
 _DIED = "its worker died each time it was tried: too little memory, or a file that crashes the decoder"
 
 
@@ -49,6 +51,26 @@ class SlideSummary:
     n_skipped: int
     counts: TileCounts
     left_out: tuple[LeftOut, ...]
+
+    def lines(self) -> list[str]:
+        """The closing words: slides done, tiles kept and dropped, slides left out, and why."""
+        counts = self.counts
+        reasons = {
+            "bare glass on the thumbnail": counts.glass,
+            "too little saturation": counts.low_saturation,
+            "too little tissue": counts.low_tissue,
+        }
+        dropped = ", ".join(f"{count} for {reason}" for reason, count in reasons.items() if count)
+        lines = [
+            f"{self.path}: {self.n_bags} slides ({self.n_packed} tiled, {self.n_skipped} there), {counts.kept} tiles",
+            f"tiles dropped: {dropped or 'none'}",
+        ]
+        if self.left_out:
+            lines.append(f"slides left out: {len(self.left_out)} ({self.path / PROBLEMS_FILE})")
+            lines += [f"  {one.bag_id}: {one.problem}" for one in self.left_out[:_LISTED]]
+        if len(self.left_out) > _LISTED:
+            lines.append(f"  and {len(self.left_out) - _LISTED} more")
+        return lines
 
 
 def pack_slides(
@@ -145,15 +167,15 @@ def _tile(
             results[slide.bag_id] = there
     if not waiting:
         return results
-    tiles = 0
+    done = tiles = 0
     with connect(scheduler, workers) as client:
         work = partial(pack_slide, out=out, settings=settings)
         for bag_id, result in map_on_workers(client, work, waiting):
             outcome = SlideResult(TileCounts(), _DIED) if isinstance(result, WorkersDied) else result
             results[bag_id] = outcome
-            tiles += outcome.counts.kept
+            done, tiles = done + 1, tiles + outcome.counts.kept
             if progress is not None:
-                progress(len(results), len(slides), tiles)
+                progress(done, len(waiting), tiles)
     return results
 
 
