@@ -222,7 +222,7 @@ def test_without_coarse_level_every_tile_is_read(tmp_path):
 
 
 def test_guess_of_a_slide_without_glass_skips_nothing():
-    thumbnail = np.full((40, 40, 3), (190, 110, 170), np.uint8)
+    thumbnail = Image.new("RGB", (40, 40), (190, 110, 170))
     coords = np.array([[0, 0], [64, 0], [128, 128]])
     guess = guess_glass(thumbnail, coords, 64, 8.0, 30.0)
     assert not guess.blank.any()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from its2clr.cohort.slides.reader import Level, Pixels
+from its2clr.cohort.slides.reader import Level
 from its2clr.cohort.slides.tiler import Plan
 from its2clr.engine.files import atomic_path
 
@@ -28,7 +28,7 @@ def overview_path(folder: Path, bag_id: str) -> Path:
 class Overview:
     """The slide, small: from its thumbnail, or painted from the tiles as they are read."""
 
-    def __init__(self, base: Level, plan: Plan, thumbnail: Pixels | None) -> None:
+    def __init__(self, base: Level, plan: Plan, thumbnail: Image.Image | None) -> None:
         self._scale = min(1.0, _LARGEST_SIDE / max(base.width, base.height))  # canvas pixels per level-0 pixel
         size = (max(1, round(base.width * self._scale)), max(1, round(base.height * self._scale)))
         self._side = plan.side
@@ -36,7 +36,7 @@ class Overview:
         self._canvas = (
             Image.new("RGB", size, (255, 255, 255))
             if thumbnail is None
-            else Image.fromarray(thumbnail).resize(size, Image.Resampling.BILINEAR)
+            else thumbnail.resize(size, Image.Resampling.BILINEAR)
         )
 
     def add(self, image: Image.Image, x: int, y: int) -> None:
@@ -70,7 +70,7 @@ class Overview:
         for ring in _rings(tumour):
             draw.line([(x * self._scale, y * self._scale) for x, y in ring], fill=_ANNOTATED, width=2)
         with atomic_path(path) as temporary:
-            picture.save(temporary, "PNG")
+            picture.save(temporary, "PNG", compress_level=1)  # made for every slide: quick before small
 
 
 def _rings(geometry: Any) -> Iterator[list[tuple[float, float]]]:

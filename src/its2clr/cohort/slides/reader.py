@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from PIL import Image
-
-Pixels = npt.NDArray[np.uint8]
-"""(H, W, 3) RGB."""
 
 _LARGEST_CACHE = 256 * 2**20
 _SMALLEST_CACHE = 32 * 2**20
@@ -49,8 +44,8 @@ class SlideReader(Protocol):
     levels: tuple[Level, ...]
     mpp: tuple[float, float] | None
 
-    def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Pixels:
-        """Read pixels of a level; what the slide does not hold is white.
+    def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Image.Image:
+        """Read an RGB region of a level; what the slide does not hold is white.
 
         Args:
             x: Left edge in pixels of level 0.
@@ -145,8 +140,8 @@ class OpenSlideReader:
         capacity = min(max(wanted, _SMALLEST_CACHE), _LARGEST_CACHE)
         self._slide.set_cache(openslide.OpenSlideCache(capacity))
 
-    def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Pixels:
-        """Read pixels of a level; see `SlideReader`."""
+    def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Image.Image:
+        """Read a region of a level; see `SlideReader`."""
         import openslide
 
         try:
@@ -160,13 +155,12 @@ class OpenSlideReader:
         self._slide.close()
 
 
-def over_white(region: Image.Image) -> Pixels:
+def over_white(region: Image.Image) -> Image.Image:
     """RGB of an RGBA region: what is transparent becomes white."""
-    low, _ = region.getchannel("A").getextrema()
-    if low == 255:
-        return np.asarray(region.convert("RGB"))
+    if region.getchannel("A").getextrema() == (255, 255):
+        return region.convert("RGB")
     white = Image.new("RGBA", region.size, (255, 255, 255, 255))
-    return np.asarray(Image.alpha_composite(white, region).convert("RGB"))
+    return Image.alpha_composite(white, region).convert("RGB")
 
 
 def _openslide_mpp(properties: Any) -> tuple[float, float] | None:

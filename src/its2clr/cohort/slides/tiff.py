@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
-from its2clr.cohort.slides.reader import Level, Pixels, SlideProblem
+from its2clr.cohort.slides.reader import Level, SlideProblem, over_white
 
 _CACHE_BYTES = 128 * 2**20
 _LARGEST_BLOCK = 2**30
@@ -53,8 +54,8 @@ class TiffReader:
             for level in self._planes
         )
 
-    def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Pixels:
-        """Read pixels of a level; see `SlideReader`."""
+    def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Image.Image:
+        """Read a region of a level; see `SlideReader`."""
         downsample = self.levels[level].downsample
         left, top = round(x / downsample), round(y / downsample)
         try:
@@ -107,7 +108,7 @@ class _LevelPages:
         shape = (self.height, self.width, self.samples)
         return np.memmap(self._path, np.uint8, "r", offset=page.dataoffsets[0], shape=shape)
 
-    def read(self, left: int, top: int, width: int, height: int) -> Pixels:
+    def read(self, left: int, top: int, width: int, height: int) -> Image.Image:
         """Read a region in pixels of this level."""
         out = np.full((height, width, self.samples), 255, np.uint8)
         if self._mapped is not None:
@@ -172,15 +173,12 @@ def _paste(
         out[top - origin[0] : bottom - origin[0], left - origin[1] : right - origin[1]] = held
 
 
-def _to_rgb(pixels: npt.NDArray[np.uint8]) -> Pixels:
+def _to_rgb(pixels: npt.NDArray[np.uint8]) -> Image.Image:
     """Grey is repeated; transparency goes over white."""
     if pixels.shape[2] == 1:
-        return np.repeat(pixels, 3, axis=2)
-    if pixels.shape[2] == 4:
-        share = pixels[..., 3:].astype(np.uint16)
-        over: Pixels = ((pixels[..., :3] * share + 255 * (255 - share) + 127) // 255).astype(np.uint8)
-        return over
-    return pixels
+        return Image.fromarray(pixels[..., 0]).convert("RGB")
+    image = Image.fromarray(pixels)
+    return over_white(image) if image.mode == "RGBA" else image
 
 
 def _ome_mpp(file: Any) -> tuple[float, float] | None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from its2clr.cohort.image_files import FILTERS, Resize
-from its2clr.cohort.slides.reader import Pixels, SlideProblem, SlideReader
+from its2clr.cohort.slides.reader import SlideProblem, SlideReader
 from its2clr.cohort.slides.tissue import TissueTest, Verdict, guess_glass
 from its2clr.errors import InputError
 
@@ -123,13 +123,13 @@ def read_tile(reader: SlideReader, plan: Plan, x: int, y: int, resize: Resize = 
     Raises:
         SlideProblem: If it cannot be read.
     """
-    image = Image.fromarray(reader.read_region(x, y, plan.level, plan.read_size, plan.read_size))
+    image = reader.read_region(x, y, plan.level, plan.read_size, plan.read_size)
     if plan.read_size == plan.tile_size:
         return image
     return image.resize((plan.tile_size, plan.tile_size), FILTERS[resize])
 
 
-def read_thumbnail(reader: SlideReader, plan: Plan) -> tuple[Pixels, float] | None:
+def read_thumbnail(reader: SlideReader, plan: Plan) -> tuple[Image.Image, float] | None:
     """The slide at its coarsest level that still shows each tile, with the downsample; None if reading costs much."""
     limit = plan.side / _THUMBNAIL_PIXELS_PER_TILE
     gain = _THUMBNAIL_GAIN * reader.levels[plan.level].downsample
@@ -150,7 +150,7 @@ def cut_tiles(
     plan: Plan,
     test: TissueTest,
     resize: Resize = "bilinear",
-    thumbnail: tuple[Pixels, float] | None = None,
+    thumbnail: tuple[Image.Image, float] | None = None,
 ) -> Iterator[Tile]:
     """Read and test the tiles of the grid, in order, passing over what the thumbnail shows to be glass.
 

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from its2clr.cohort.slides.reader import Pixels
 from its2clr.errors import InputError
 
 Verdict = Literal["kept", "low_saturation", "low_tissue"]
 
+_VALUES = np.arange(256)
 _DARKEST_GLASS = 100
 _GLASS_SHARE = 0.05
 _GLASS_BIN = 3
@@ -51,10 +51,11 @@ class TissueTest:
         """Test one RGB tile."""
         if self.min_saturation == 0 and self.min_tissue == 0:
             return "kept"
-        values = np.asarray(tile.convert("HSV").getchannel("S"))
-        if values.mean() < self.min_saturation:
+        pixels_of_value = np.array(tile.convert("HSV").getchannel("S").histogram())
+        total = tile.width * tile.height
+        if pixels_of_value @ _VALUES / total < self.min_saturation:
             return "low_saturation"
-        if self.min_tissue and (values >= self.min_saturation).mean() < self.min_tissue:
+        if self.min_tissue and pixels_of_value[self.min_saturation <= _VALUES].sum() / total < self.min_tissue:
             return "low_tissue"
         return "kept"
 
@@ -73,7 +74,7 @@ class GlassGuess:
 
 
 def guess_glass(
-    thumbnail: Pixels, coords: npt.NDArray[np.int64], side: int, downsample: float, min_saturation: float
+    thumbnail: Image.Image, coords: npt.NDArray[np.int64], side: int, downsample: float, min_saturation: float
 ) -> GlassGuess:
     """Find the tiles that are bare glass beyond doubt.
 
@@ -84,8 +85,8 @@ def guess_glass(
         downsample: Level-0 pixels per pixel of the thumbnail.
         min_saturation: The threshold of the full test.
     """
-    saturation = np.asarray(Image.fromarray(thumbnail).convert("HSV").getchannel("S"))
-    darkness = 765 - thumbnail.sum(axis=2, dtype=np.int32)
+    saturation = np.asarray(thumbnail.convert("HSV").getchannel("S"))
+    darkness = 765 - np.asarray(thumbnail).sum(axis=2, dtype=np.int32)
     glass_darkness, glass_saturation = _glass_level(darkness, saturation, min_saturation)
     doubt = _DARKNESS_WEIGHT * np.maximum(darkness - glass_darkness, 0.0)
     doubt += np.maximum(saturation - glass_saturation, 0.0)
