@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from its2clr.cohort.dicom import is_dicom, open_dicom
 from its2clr.cohort.layout import Encoding
 from its2clr.errors import InputError
 
@@ -49,7 +50,8 @@ def prepare_image(
 
     A file that already is such a tile is given byte for byte. Otherwise the image is turned upright (EXIF),
     converted to RGB and resized once. Transparent parts become white; 16-bit grey is divided by 257, the same
-    for every image, so that brightness stays comparable. Of several frames the first is taken.
+    for every image, so that brightness stays comparable. Of several frames the first is taken. DICOM images are read
+    with pydicom.
 
     Raises:
         ImageProblem: If the file is missing, damaged, or of a kind that has no honest RGB form.
@@ -62,7 +64,7 @@ def prepare_image(
     if not content:
         raise ImageProblem("the file is empty")
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with open_dicom(content) if is_dicom(content) else Image.open(io.BytesIO(content)) as image:
             image.load()
             if _is_tile(image, tile_size, encoding):
                 return content

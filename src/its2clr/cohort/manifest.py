@@ -23,7 +23,7 @@ from its2clr.cohort.checks import (
 )
 from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_table, require_columns
 
-IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (".bmp", ".dcm", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 _INSTANCE_COLUMNS = ("bag_id", "file", "name", "label")
 _ADVICE = {

@@ -15,6 +15,12 @@ from its2clr.errors import InputError
 
 _CONNECT_SECONDS = 30
 _WORKERS_SECONDS = 120
+_LOCAL = {
+    # By default workers give back every freed page at once: of many small buffers, as tiles are, that costs a third.
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 128 * 2**20,
+    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 16 * 2**20,
+    "distributed.worker.profile.enabled": False,
+}
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -35,6 +41,7 @@ def connect(scheduler: str | None = None, workers: int | None = None) -> Iterato
     Raises:
         InputError: If no scheduler answers, or it has no workers.
     """
+    import dask
     from distributed import Client, LocalCluster
 
     if workers is not None and workers < 1:
@@ -46,6 +53,7 @@ def connect(scheduler: str | None = None, workers: int | None = None) -> Iterato
             yield client
         return
     with (
+        dask.config.set(_LOCAL),
         LocalCluster(
             n_workers=workers or _all_cores(),
             threads_per_worker=1,
