@@ -18,8 +18,10 @@ def draw(width: int = 700, height: int = 500, seed: int = 0, glass: int = 243, b
     for _ in range(blobs):
         cx, cy, radius = rng.uniform(0, width), rng.uniform(0, height), rng.uniform(0.1, 0.25) * min(width, height)
         inside = (x - cx) ** 2 + (y - cy) ** 2 < radius**2
+        grain = int(rng.choice([1, 2, 4, 8]))
+        texture = rng.normal(0, 25, (height // grain + 1, width // grain + 1, 1)).repeat(grain, 0).repeat(grain, 1)
         colour = np.array([190, 110, 170]) + rng.normal(0, 15, 3)
-        pixels[inside] = colour + rng.normal(0, 12, (int(inside.sum()), 3))
+        pixels[inside] = (colour + texture[:height, :width])[inside]
     return np.clip(pixels, 0, 255).astype(np.uint8)
 
 

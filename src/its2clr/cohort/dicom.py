@@ -24,7 +24,7 @@ def open_dicom(content: bytes) -> Image.Image:
         ValueError: If it holds no picture, or one that has no honest RGB form.
     """
     import pydicom
-    from pydicom.pixels import pixel_array
+    from pydicom.pixels.utils import pixel_array
 
     dataset = pydicom.dcmread(io.BytesIO(content))
     if "PixelData" not in dataset:

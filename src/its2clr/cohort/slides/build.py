@@ -120,6 +120,7 @@ def pack_slides(
     )
     remove_half_written(out)
     results = _tile(manifest.slides, out, settings, scheduler, workers, progress)
+    remove_half_written(out)  # what workers left that died in this run
     left_out = [
         *manifest.left_out,
         *(
