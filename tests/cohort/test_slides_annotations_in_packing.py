@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from shapely import Polygon, box
-from slide_files import draw, write_plain
+from tests.cohort.slide_files import draw, write_plain
 
 from its2clr.cohort import Cohort, read_tiles, tile_path
 from its2clr.cohort.slides import SlideSettings, read_slide_manifest

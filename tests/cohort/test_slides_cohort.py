@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image
-from slide_files import draw, write_ome, write_plain, write_pyramid
+from tests.cohort.slide_files import draw, write_ome, write_plain, write_pyramid
 
 from its2clr.cohort import Cohort, decode, examine, read_tiles, tile_path
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
@@ -226,6 +226,18 @@ def test_a_folder_without_write_permission(slides, tmp_path, scheduler):
     (tmp_path / "shut").mkdir(mode=0o500)
     with pytest.raises(PermissionError):
         pack_slides(read_slide_manifest(slides), tmp_path / "shut" / "out", SETTINGS, scheduler=scheduler)
+
+
+def test_memory_stays_flat_over_many_slides(slides, tmp_path):
+    import psutil
+
+    slides_ = read_slide_manifest(slides).slides
+    memory = []
+    for number in range(90):
+        slide = replace(slides_[number % 6], bag_id=str(number))
+        assert pack_slide(slide, tmp_path / "out", SETTINGS).problem is None
+        memory.append(psutil.Process().memory_info().rss)
+    assert memory[-1] - memory[29] < 20 * 2**20
 
 
 def test_other_settings_are_refused(slides, tmp_path, scheduler):

@@ -2,7 +2,7 @@ import numpy as np
 import openslide
 import pytest
 import tifffile
-from slide_files import REAL_SLIDES, draw, halve, write_ome, write_plain, write_pyramid
+from tests.cohort.slide_files import REAL_SLIDES, draw, halve, write_ome, write_plain, write_pyramid
 
 from its2clr.cohort.slides.reader import OpenSlideReader, SlideProblem, open_slide
 from its2clr.cohort.slides.scale import slide_mpp, target_mpp

@@ -3,7 +3,7 @@ import openslide
 import pytest
 import tifffile
 from PIL import Image
-from slide_files import REAL_SLIDES, draw, halve, mean_saturation, write_ome, write_plain, write_pyramid
+from tests.cohort.slide_files import REAL_SLIDES, draw, halve, mean_saturation, write_ome, write_plain, write_pyramid
 
 from its2clr.cohort.slides.reader import SlideProblem, open_slide
 from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail, read_tile

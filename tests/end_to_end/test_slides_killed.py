@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,11 +11,9 @@ import distributed  # noqa: F401 - brings its settings before they are changed
 import numpy as np
 import psutil
 import pytest
+from tests.cohort.slide_files import draw, write_pyramid
 from tests.conftest import TINY
 from tests.end_to_end.commands import command, environment, its2clr
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cohort"))
-from slide_files import draw, write_pyramid
 
 from its2clr.cohort import Cohort, read_tiles, tile_path
 from its2clr.cohort.slides.cluster import WorkersDied, connect, map_on_workers

@@ -16,7 +16,7 @@ from its2clr.errors import InputError
 _CONNECT_SECONDS = 30
 _WORKERS_SECONDS = 120
 _LOCAL = {
-    # By default workers give back every freed page at once: of many small buffers, as tiles are, that costs a third.
+    # By default workers give back every freed page at once: of many small buffers, as tiles are, that costs a quarter.
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 128 * 2**20,
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 16 * 2**20,
     "distributed.worker.profile.enabled": False,
