@@ -390,6 +390,9 @@ def cohort_slides(
     resize: Annotated[ResizeName, typer.Option(help="How pixels are interpolated.")] = "bilinear",
     min_saturation: Annotated[float, typer.Option(help="Keep tiles of this mean HSV saturation, of 255.")] = 30.0,
     min_tissue: Annotated[float, typer.Option(help="Share of a tile's pixels that must be that saturated.")] = 0.0,
+    skip_glass: Annotated[
+        bool, typer.Option("--skip-glass/--read-all", help="Pass over bare glass without reading it, or read all.")
+    ] = True,
     default_mpp: Annotated[
         float | None, typer.Option(help="Microns per pixel of slides where neither file nor manifest says.")
     ] = None,
@@ -442,6 +445,7 @@ def cohort_slides(
         default_mpp=default_mpp,
         encoding=encoding,
         quality=quality,
+        skip_glass=skip_glass,
     )
     slides = read_slide_manifest(
         manifest, label=label, slides_root=slides_root, annotations_root=annotations_root, labelled=not unlabelled

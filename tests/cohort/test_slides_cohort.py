@@ -228,6 +228,18 @@ def test_a_folder_without_write_permission(slides, tmp_path, scheduler):
         pack_slides(read_slide_manifest(slides), tmp_path / "shut" / "out", SETTINGS, scheduler=scheduler)
 
 
+def test_all_tiles_can_be_read(slides, tmp_path):
+    write_pyramid(slides.parent / "train-0.tif", draw(1024, 768, seed=2, blobs=1))
+    slide = read_slide_manifest(slides).slides[0]
+    settings = replace(SETTINGS, mpp=0.5)
+    quick = pack_slide(slide, tmp_path / "quick", settings).counts
+    full = pack_slide(slide, tmp_path / "full", replace(settings, skip_glass=False)).counts
+    assert quick.glass > 0
+    assert full.glass == 0
+    assert quick.kept == full.kept
+    assert quick.low_saturation + quick.glass == full.low_saturation
+
+
 def test_memory_stays_flat_over_many_slides(slides, tmp_path):
     import psutil
 

@@ -216,6 +216,19 @@ def test_a_thumbnail_that_shows_nothing_is_found_out(tmp_path):
     assert read == plan.rows * plan.columns
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_pyramids_that_take_every_second_pixel_lose_no_tile(tmp_path, seed):
+    pixels = draw(1024, 768, seed=seed)
+    spoil_specks(pixels)
+    levels = [np.ascontiguousarray(pixels[:: 2**level, :: 2**level]) for level in range(4)]
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for number, level in enumerate(levels):
+            file.write(level, subfiletype=int(number > 0), tile=(64, 64), photometric="rgb", metadata=None)
+    with open_slide(tmp_path / "a.tif") as slide:
+        plan = plan_tiles(slide, 0.5, 0.5, 32)
+        assert kept_tiles(slide, plan)[0].keys() == kept_tiles(slide, plan, thumbnail=False)[0].keys()
+
+
 def test_without_coarse_level_every_tile_is_read(tmp_path):
     with open_slide(write_plain(tmp_path / "a.tif", draw())) as slide:
         assert read_thumbnail(slide, plan_tiles(slide, 0.5, 0.5, 32)) is None

@@ -6,6 +6,7 @@ outcome is that; the others go on.
 
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -63,7 +64,21 @@ def connect(scheduler: str | None = None, workers: int | None = None) -> Iterato
         ) as cluster,
         Client(cluster) as client,
     ):
+        client.register_plugin(_quiet_plugin())
         yield client
+
+
+def _quiet_plugin() -> Any:
+    """Has workers, also those started later, leave Ctrl-C to the command, which ends them."""
+    from distributed import WorkerPlugin
+
+    class IgnoreInterrupts(WorkerPlugin):  # type: ignore[misc]
+        name = "ignore-interrupts"
+
+        def setup(self, worker: Any) -> None:  # noqa: ARG002
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    return IgnoreInterrupts()
 
 
 def _all_cores() -> int:

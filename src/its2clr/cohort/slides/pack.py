@@ -44,6 +44,7 @@ class SlideSettings:
         default_mpp: Scale of slides where neither file nor manifest says.
         encoding: How tiles are stored.
         quality: JPEG quality.
+        skip_glass: Whether to pass over what the thumbnail shows to be bare glass; if not, every tile is read.
     """
 
     mpp: float
@@ -56,6 +57,7 @@ class SlideSettings:
     default_mpp: float | None = None
     encoding: Encoding = "jpeg"
     quality: int = 95
+    skip_glass: bool = True
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
     seen: Counter[str] = Counter()
     kept: list[int] = []
     grid = plan.coords()
-    for tile in cut_tiles(reader, plan, test, settings.resize, thumbnail):
+    for tile in cut_tiles(reader, plan, test, settings.resize, thumbnail if settings.skip_glass else None):
         seen[tile.verdict] += 1
         overview.add(tile.image, *grid[tile.number].tolist())
         if tile.verdict == "kept":
