@@ -49,6 +49,7 @@ SizeOption = Annotated[SizeName, typer.Option(help="Size of the cohort: small su
 BudgetName = Literal["smoke", "quick", "paper"]
 EncodingName = Literal["jpeg", "png"]
 ResizeName = Literal["bilinear", "nearest", "bicubic"]
+StainName = Literal["macenko", "vahadane"]
 UnlabelledOption = Annotated[
     bool, typer.Option("--unlabelled", help="The manifest has no labels: new bags, to be predicted only.")
 ]
@@ -371,6 +372,107 @@ def cohort_images(
         f"{len(summary.bags_left_out)} bags" + (" (problems.csv says why)" if summary.n_images_left_out else ""),
         soft_wrap=True,
     )
+
+
+@cohort_app.command("slides")
+def cohort_slides(
+    manifest: Annotated[Path, typer.Argument(help="CSV with one row per slide; see above.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the new cohort.")],
+    magnification: Annotated[
+        float | None, typer.Option(help="Scale of the tiles, e.g. 5, 10 or 20: 10 / x microns per pixel.")
+    ] = None,
+    mpp: Annotated[float | None, typer.Option(help="Scale of the tiles in microns per pixel, instead.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Column of the labels, of several (EGFR, KRAS, ...); empty cells are left out.")
+    ] = None,
+    unlabelled: UnlabelledOption = False,
+    tile_size: Annotated[int, typer.Option(help="Side of the stored tiles in pixels.")] = 224,
+    overlap: Annotated[int, typer.Option(help="Pixels that neighbouring tiles share.")] = 0,
+    resize: Annotated[ResizeName, typer.Option(help="How pixels are interpolated.")] = "bilinear",
+    min_saturation: Annotated[float, typer.Option(help="Keep tiles of this mean HSV saturation, of 255.")] = 30.0,
+    min_tissue: Annotated[float, typer.Option(help="Share of a tile's pixels that must be that saturated.")] = 0.0,
+    skip_glass: Annotated[
+        bool, typer.Option("--skip-glass/--read-all", help="Pass over bare glass without reading it, or read all.")
+    ] = True,
+    default_mpp: Annotated[
+        float | None, typer.Option(help="Microns per pixel of slides where neither file nor manifest says.")
+    ] = None,
+    slides_root: Annotated[Path | None, typer.Option(help="Folder of the files; default: the manifest's.")] = None,
+    annotations_root: Annotated[
+        Path | None, typer.Option(help="Folder of the annotations; default: the manifest's.")
+    ] = None,
+    min_covered: Annotated[
+        float,
+        typer.Option(
+            help="Annotated share that makes a tile positive; less, but some, is unknown. 0: any tumour does."
+        ),
+    ] = 0.0,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Annotated class that counts as tumour; may be repeated.")
+    ] = None,
+    stain: Annotated[StainName | None, typer.Option(help="Normalise the stains of every slide.")] = None,
+    encoding: Annotated[EncodingName, typer.Option(help="How tiles are stored.")] = "jpeg",
+    quality: Annotated[int, typer.Option(help="JPEG quality.")] = 95,
+    fractions: Annotated[
+        tuple[float, float, float],
+        typer.Option(help="Shares of train, val and test where no split is given."),
+    ] = (0.6, 0.15, 0.25),
+    seed: SeedOption = 0,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Address of a Dask scheduler, e.g. tcp://node:8786; default: this machine.")
+    ] = None,
+    workers: WorkersOption = None,
+) -> None:
+    """Tile whole slides: everything OpenSlide reads, TIFF and OME-TIFF.
+
+    The manifest is a table like this; `patient`, `split`, `mpp` and `annotation` may be missing:
+
+        bag_id,file,label,patient,split,mpp,annotation
+
+        case-1,scans/case-1.svs,1,p01,train,,case-1.xml
+
+        case-2,scans/case-2.tiff,0,p02,train,0.25,
+
+    The scale of a slide is what its file says if that can be, else column `mpp`, else `--default-mpp`; a slide
+    without any is left out. A slide that cannot be used is a row in OUT/problems.csv, the rest goes on. Look at
+    OUT/overviews to see what was kept. The same command again goes on where it stopped.
+
+    Example: `its2clr cohort slides slides.csv cohorts/mine --magnification 5 --resize nearest`
+    """
+    from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest, target_mpp
+    from its2clr.engine.progress import ProgressBar
+
+    settings = SlideSettings(
+        mpp=target_mpp(magnification, mpp),
+        tile_size=tile_size,
+        overlap=overlap,
+        resize=resize,
+        min_saturation=min_saturation,
+        min_tissue=min_tissue,
+        min_covered=min_covered,
+        classes=tuple(classes or ()),
+        stain=stain,
+        default_mpp=default_mpp,
+        encoding=encoding,
+        quality=quality,
+        skip_glass=skip_glass,
+    )
+    slides = read_slide_manifest(
+        manifest, label=label, slides_root=slides_root, annotations_root=annotations_root, labelled=not unlabelled
+    )
+    with ProgressBar(console=console).start("tile", len(slides.slides), "slides") as progress:
+        summary = pack_slides(
+            slides,
+            out,
+            settings,
+            scheduler=scheduler,
+            workers=workers,
+            seed=seed,
+            fractions=fractions,
+            progress=progress.reach_with("tiles"),
+        )
+    for line in summary.lines():
+        console.print(line, markup=False, soft_wrap=True)
 
 
 @cohort_app.command("synthetic")

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TERM": "dumb", "COLUMNS": "120"}
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])  # this checkout's, whatever is installed
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "TERM": "dumb", "COLUMNS": "120"}
 
 
 def command(*arguments, processes=1):

@@ -7,12 +7,13 @@ from typing import Literal, get_args
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from its2clr.cohort.dicom import is_dicom, open_dicom
 from its2clr.cohort.layout import Encoding
 from its2clr.errors import InputError
 
 Resize = Literal["bilinear", "nearest", "bicubic"]
 
-_FILTERS = {
+FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
     "nearest": Image.Resampling.NEAREST,
     "bicubic": Image.Resampling.BICUBIC,
@@ -36,8 +37,8 @@ def check_tile_settings(tile_size: int, encoding: str, quality: int, resize: str
         raise InputError(f"tile_size must be at least 1 pixel, got {tile_size}")
     if encoding not in get_args(Encoding):
         raise InputError(f"encoding must be one of {', '.join(get_args(Encoding))}, got {encoding!r}")
-    if resize not in _FILTERS:
-        raise InputError(f"resize must be one of {', '.join(_FILTERS)}, got {resize!r}")
+    if resize not in FILTERS:
+        raise InputError(f"resize must be one of {', '.join(FILTERS)}, got {resize!r}")
     if not 1 <= quality <= 100:
         raise InputError(f"quality must be between 1 and 100, got {quality}")
 
@@ -49,7 +50,8 @@ def prepare_image(
 
     A file that already is such a tile is given byte for byte. Otherwise the image is turned upright (EXIF),
     converted to RGB and resized once. Transparent parts become white; 16-bit grey is divided by 257, the same
-    for every image, so that brightness stays comparable. Of several frames the first is taken.
+    for every image, so that brightness stays comparable. Of several frames the first is taken. DICOM images are read
+    with pydicom.
 
     Raises:
         ImageProblem: If the file is missing, damaged, or of a kind that has no honest RGB form.
@@ -62,7 +64,7 @@ def prepare_image(
     if not content:
         raise ImageProblem("the file is empty")
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with open_dicom(content) if is_dicom(content) else Image.open(io.BytesIO(content)) as image:
             image.load()
             if _is_tile(image, tile_size, encoding):
                 return content
@@ -72,7 +74,12 @@ def prepare_image(
     except Exception as error:
         raise ImageProblem(f"cannot be decoded: {_describe(error)}") from error
     if tile.size != (tile_size, tile_size):
-        tile = tile.resize((tile_size, tile_size), _FILTERS[resize])
+        tile = tile.resize((tile_size, tile_size), FILTERS[resize])
+    return encode_tile(tile, encoding, quality)
+
+
+def encode_tile(tile: Image.Image, encoding: Encoding, quality: int = 95) -> bytes:
+    """Encode an RGB tile the way cohorts store it."""
     buffer = io.BytesIO()
     if encoding == "jpeg":
         tile.save(buffer, "JPEG", quality=quality, subsampling=0)  # colour at full resolution

@@ -9,13 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from its2clr.cohort.checks import check_classes
+from its2clr.cohort.finish import plan_splits, settle_splits
 from its2clr.cohort.image_files import ImageProblem, Resize, check_tile_settings, prepare_image
 from its2clr.cohort.layout import (
     BAGS_FILE,
-    PROBLEMS_FILE,
     CohortInfo,
     Encoding,
     LeftOut,
@@ -26,8 +23,7 @@ from its2clr.cohort.layout import (
 )
 from its2clr.cohort.manifest import Manifest
 from its2clr.cohort.parallel import Progress, map_in_threads
-from its2clr.cohort.splits import DEFAULT_FRACTIONS, assign_splits
-from its2clr.cohort.tables import Problem, raise_problems
+from its2clr.cohort.splits import DEFAULT_FRACTIONS
 from its2clr.cohort.tiles import read_tiles, virtual_grid, write_tile_file
 from its2clr.errors import InputError
 
@@ -129,14 +125,7 @@ def pack_images(
     settings: dict[str, Any] = {"tile_size": tile_size, "encoding": encoding, "resize": resize}
     if encoding == "jpeg":
         settings["quality"] = quality
-    if not bags.labelled:
-        settings["splits"] = "all test"
-    elif bags.has_splits:
-        settings["splits"] = "manifest"
-    else:
-        # refuse an impossible division before hours of packing, not after
-        assign_splits(bags.bags["label"].tolist(), bags.bags["group"].tolist(), fractions, seed)
-        settings |= {"splits": "assigned", "seed": seed, "fractions": list(fractions)}
+    settings |= plan_splits(bags, fractions, seed)
     claim_folder(
         out,
         CohortInfo(
@@ -159,7 +148,7 @@ def pack_images(
     table = bags.bags.assign(n_instances=[result.n_instances for result in packed])
     kept = table[table["n_instances"] > 0]
     lost = tuple(table.loc[table["n_instances"] == 0, "bag_id"].tolist())
-    kept = _with_splits(kept, bags, out, fractions, seed)
+    kept = settle_splits(kept, bags, out, fractions, seed)
     write_bags(out, kept)
     skipped = sum(result.skipped for result in packed)
     return PackSummary(
@@ -259,27 +248,3 @@ def _fingerprint(bag: _Bag, settings: _TileSettings) -> str:
             stamps.append((-1, -1))
     content = [vars(settings), bag.bag_id, bag.names, bag.labels, stamps]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def _with_splits(
-    kept: pd.DataFrame, manifest: Manifest, out: Path, fractions: Sequence[float], seed: int
-) -> pd.DataFrame:
-    if not manifest.has_splits:
-        try:
-            splits = assign_splits(kept["label"].tolist(), kept["group"].tolist(), fractions, seed)
-        except InputError as error:
-            raise InputError(f"{out}: after {_losses(manifest, kept, out)}, {error}") from error
-        return kept.assign(split=splits.tolist())
-    problems: list[Problem] = []
-    where = f"{out}, after {_losses(manifest, kept, out)}"
-    if not manifest.labelled:
-        raise_problems([Problem(where, "no bag is left")] if kept.empty else [])
-        return kept
-    check_classes(kept["label"].tolist(), kept["split"].tolist(), where, problems)
-    raise_problems(problems)
-    return kept
-
-
-def _losses(manifest: Manifest, kept: pd.DataFrame, out: Path) -> str:
-    lost = len(manifest.bags) - len(kept)
-    return f"leaving out {lost} bags without usable images (see {out / PROBLEMS_FILE})"

@@ -10,6 +10,7 @@ tiles/<bag_id>.h5    one tile file per bag; characters that file systems refuse 
 """
 
 import csv
+import io
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -168,19 +169,25 @@ def write_bags(folder: Path, bags: pd.DataFrame) -> None:
     """Write `bags.csv` so that it appears whole: the core columns first (label if there), `n_instances` last."""
     core = _core_columns(labelled="label" in bags.columns)
     more = [name for name in bags.columns if name not in {*core, "n_instances"}]
-    with atomic_path(folder / BAGS_FILE) as temporary:
-        bags[[*core, *more, "n_instances"]].to_csv(temporary, index=False, lineterminator="\n")
+    text = bags[[*core, *more, "n_instances"]].to_csv(index=False, lineterminator="\n")
+    _write_if_changed(folder / BAGS_FILE, text.encode("utf-8", "replace"))
 
 
 def write_problems(folder: Path, left_out: Iterable[LeftOut]) -> None:
     """Write `problems.csv` so that it appears whole; with nothing left out it holds its header only."""
-    with (
-        atomic_path(folder / PROBLEMS_FILE) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="replace") as file,
-    ):
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("bag_id", "file", "row", "problem"))
-        writer.writerows(astuple(one) for one in left_out)
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(("bag_id", "file", "row", "problem"))
+    writer.writerows(astuple(one) for one in left_out)
+    _write_if_changed(folder / PROBLEMS_FILE, buffer.getvalue().encode("utf-8", "replace"))
+
+
+def _write_if_changed(path: Path, content: bytes) -> None:
+    """Write a file so that it appears whole; one that holds just this is not touched."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def claim_folder(out: Path, info: CohortInfo) -> None:

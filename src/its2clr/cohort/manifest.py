@@ -23,7 +23,7 @@ from its2clr.cohort.checks import (
 )
 from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_table, require_columns
 
-IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (".bmp", ".dcm", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 _INSTANCE_COLUMNS = ("bag_id", "file", "name", "label")
 _ADVICE = {
@@ -107,7 +107,7 @@ def check_manifest(
         table = table.drop(columns=["label", "split"], errors="ignore")
     if table.empty:
         return None, [*problems, Problem(str(path), "there are no bags below the header")]
-    bags, has_splits = (_check_bags if labelled else _check_unlabelled_bags)(table, path, problems)
+    bags, has_splits = check_bags(table, path, problems, labelled=labelled)
     if instances is None:
         members: pd.DataFrame | None = _list_folders(table, path, problems)
     else:
@@ -119,7 +119,18 @@ def check_manifest(
     return Manifest(path, bags, members, has_splits, labelled), problems
 
 
-def _check_bags(table: pd.DataFrame, path: Path, problems: list[Problem]) -> tuple[pd.DataFrame, bool]:
+def check_bags(
+    table: pd.DataFrame, path: Path, problems: list[Problem], *, labelled: bool = True
+) -> tuple[pd.DataFrame, bool]:
+    """Check identifiers, labels, groups and splits of a table of bags, noting what is wrong.
+
+    Returns:
+        The bags with the core columns first, and whether each has its split already.
+    """
+    return (_check_labelled_bags if labelled else _check_unlabelled_bags)(table, path, problems)
+
+
+def _check_labelled_bags(table: pd.DataFrame, path: Path, problems: list[Problem]) -> tuple[pd.DataFrame, bool]:
     before = len(problems)
     check_bag_ids(table, path, problems)
     labels = parse_bag_labels(table, path, problems)

@@ -12,7 +12,7 @@ import pandas as pd
 from its2clr.errors import InputError
 
 _LISTED = 10
-KNOWN_COLUMNS = {"bag_id", "path", "label", "split", "group", "patient", "file", "n_instances"}
+KNOWN_COLUMNS = {"bag_id", "path", "label", "split", "group", "patient", "file", "mpp", "annotation", "n_instances"}
 """Columns with a meaning; their names are read in any case."""
 
 _DELIMITERS = (",", ";", "\t")

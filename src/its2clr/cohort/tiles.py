@@ -118,7 +118,7 @@ def write_tile_file(
 
     Args:
         path: Where to write; see `layout.tile_path`.
-        images: The encoded images, one per instance.
+        images: The encoded images, one per instance; taken one at a time, so that they may lie in a file.
         coords: (N, 2) x, y of each tile's top-left corner in pixels of level 0.
         names: The source file name of each instance.
         labels: Instance ground truth, 1, 0 or -1 for unknown; None if there is none.
@@ -136,7 +136,8 @@ def write_tile_file(
     count = len(images)
     places = np.asarray(coords, dtype=np.int64)
     known = None if labels is None else np.asarray(labels, dtype=np.int8)
-    if count == 0 or not all(images):
+    lengths = [len(image) for image in images]
+    if count == 0 or min(lengths) == 0:
         raise InputError(f"bag {bag_id!r}: a tile file needs at least one image, and none may be empty")
     if places.shape != (count, 2) or len(names) != count or (known is not None and known.shape != (count,)):
         parts = f"coords of shape {places.shape}, {len(names)} names"
@@ -147,7 +148,7 @@ def write_tile_file(
     if encoding not in _ENCODINGS:
         raise InputError(f"bag {bag_id!r}: encoding must be one of {', '.join(_ENCODINGS)}, got {encoding!r}")
     offsets = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum([len(image) for image in images], out=offsets[1:])
+    np.cumsum(lengths, out=offsets[1:])
     described: dict[str, str | int | float] = {
         **(attributes or {}),
         "bag_id": bag_id,
@@ -159,7 +160,9 @@ def write_tile_file(
         "its2clr_version": __version__,
     }
     with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
-        file.create_dataset("images", data=np.frombuffer(b"".join(images), dtype=np.uint8))
+        stored = file.create_dataset("images", shape=(offsets[-1],), dtype=np.uint8)
+        for image, start, end in zip(images, offsets[:-1], offsets[1:], strict=True):
+            stored[start:end] = np.frombuffer(image, dtype=np.uint8)
         file.create_dataset("offsets", data=offsets)
         file.create_dataset("coords", data=places)
         text = h5py.string_dtype("utf-8")

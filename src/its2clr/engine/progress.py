@@ -1,6 +1,7 @@
 """Progress with rates and time left: bars on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -53,6 +54,15 @@ class Progress:
             if self._bar is not None and self._task is not None:
                 self._bar.update(self._task, total=total)
         self.advance(done - self._done)
+
+    def reach_with(self, unit: str) -> Callable[[int, int, int], None]:
+        """A callback like `reach` that also takes a count of something else, whose rate is shown beside the bar."""
+
+        def reach(done: int, total: int, others: int) -> None:
+            self.note(f"{others / max(time.monotonic() - self._started, 1e-9):.3g} {unit}/s")
+            self.reach(done, total)
+
+        return reach
 
     def advance(self, amount: int = 1) -> None:
         """Count finished units."""

@@ -1,0 +1,186 @@
+"""Read the table of slides: `bag_id,file,label[,patient,split,mpp,annotation]`, one row per slide."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from its2clr.cohort.checks import UNKNOWN_LABEL
+from its2clr.cohort.layout import LeftOut
+from its2clr.cohort.manifest import Manifest, check_bags
+from its2clr.cohort.slides.scale import LARGEST_MPP, SMALLEST_MPP, is_sane
+from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_table, require_columns
+
+_OWN_COLUMNS = ("file", "mpp", "annotation", "n_instances", "path")
+_ADVICE = {
+    "file": "it names the slide of each row",
+    "label": "name another column with --label, or pack slides without labels with --unlabelled",
+}
+
+
+@dataclass(frozen=True)
+class Slide:
+    """One slide to be tiled: one bag.
+
+    Attributes:
+        bag_id: The bag.
+        row: The row of the manifest.
+        file: The slide, absolute.
+        name: The slide as written in the manifest.
+        mpp: Microns per pixel of level 0 as the manifest says, for files that do not.
+        annotation: File of the annotated regions.
+        unannotated: Ground truth of the tiles of a slide without annotation: 0 in a negative bag, else unknown;
+            None if no slide is annotated, and so no tile has ground truth.
+    """
+
+    bag_id: str
+    row: int
+    file: Path
+    name: str
+    mpp: float | None = None
+    annotation: Path | None = None
+    unannotated: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SlideManifest:
+    """Slides and their labels, checked.
+
+    Attributes:
+        bags: The bags, as of any manifest.
+        slides: One per bag, in order.
+        label: The column the labels are from.
+        left_out: Slides without a label in that column.
+    """
+
+    bags: Manifest
+    slides: tuple[Slide, ...]
+    label: str = "label"
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def annotated(self) -> bool:
+        """Whether any slide has an annotation."""
+        return any(slide.annotation is not None for slide in self.slides)
+
+
+def read_slide_manifest(
+    path: Path,
+    *,
+    label: str | None = None,
+    slides_root: Path | None = None,
+    annotations_root: Path | None = None,
+    labelled: bool = True,
+) -> SlideManifest:
+    """Read and check a manifest of slides.
+
+    Args:
+        path: The table.
+        label: The column of the labels, of several; slides whose cell is empty there are left out. By default
+            column `label`, in which every cell must be filled.
+        slides_root: Where relative files lie; the table's own folder if not given.
+        annotations_root: Where relative annotations lie; the table's own folder if not given.
+        labelled: Whether bags have labels. If not, labels and splits are ignored, and every bag is in test.
+
+    Raises:
+        InputError: With all problems of the manifest, each with file and row.
+    """
+    path = Path(path)
+    problems: list[Problem] = []
+    table = read_table(path, problems)
+    raise_problems(problems)
+    assert table is not None
+    if "group" not in table.columns and "patient" in table.columns:
+        table = table.rename(columns={"patient": "group"})
+    column = label or "label"
+    require_columns(table, path, ["bag_id", "file", *([column] if labelled else [])], problems, _ADVICE)
+    if not problems and table.empty:
+        problems.append(Problem(str(path), "there are no slides below the header"))
+    raise_problems(problems)
+    table, left_out = _choose_label(table, column, labelled=labelled, may_be_empty=label is not None)
+    if table.empty:
+        raise_problems([Problem(str(path), f"no slide has a label in column {column!r}")])
+    bags, has_splits = check_bags(table, path, problems, labelled=labelled)
+    slides = _list_slides(
+        table.assign(label=bags["label"]) if labelled else table,
+        path,
+        slides_root or path.parent,
+        annotations_root or path.parent,
+        problems,
+    )
+    raise_problems(problems)
+    bags = bags.drop(columns=[name for name in _OWN_COLUMNS if name in bags.columns])
+    members = pd.DataFrame(
+        [(slide.bag_id, str(slide.file), slide.name, UNKNOWN_LABEL) for slide in slides],
+        columns=["bag_id", "file", "name", "label"],
+        index=table.index,
+    )
+    return SlideManifest(Manifest(path, bags, members, has_splits, labelled), slides, column, left_out)
+
+
+def _choose_label(
+    table: pd.DataFrame, column: str, *, labelled: bool, may_be_empty: bool
+) -> tuple[pd.DataFrame, tuple[LeftOut, ...]]:
+    """Make the chosen column the label; other label columns stay as they are."""
+    if not labelled:
+        return table.drop(columns=["label", "split"], errors="ignore"), ()
+    if column != "label":
+        table = table.drop(columns="label", errors="ignore").rename(columns={column: "label"})
+    if not may_be_empty:
+        return table, ()
+    empty = table["label"] == ""
+    left_out = tuple(
+        LeftOut(bag_id, name, row, f"has no label in column {column!r}")
+        for (row, bag_id), name in zip(column_cells(table[empty], "bag_id"), table.loc[empty, "file"], strict=True)
+    )
+    return table[~empty], left_out
+
+
+def _list_slides(
+    table: pd.DataFrame, path: Path, slides_root: Path, annotations_root: Path, problems: list[Problem]
+) -> tuple[Slide, ...]:
+    blank = [""] * len(table)
+    mpps = table["mpp"].tolist() if "mpp" in table.columns else blank
+    annotations = table["annotation"].tolist() if "annotation" in table.columns else blank
+    labels = table["label"].tolist() if "label" in table.columns else [UNKNOWN_LABEL] * len(table)
+    bag_ids, names = table["bag_id"].tolist(), table["file"].tolist()
+    annotated = any(annotations)
+    slides = []
+    first: dict[str, int] = {}
+    for row, bag_id, name, mpp, annotation, label in zip(
+        table.index.tolist(), bag_ids, names, mpps, annotations, labels, strict=True
+    ):
+        if not name:
+            problems.append(Problem(at_row(path, row), "file is empty, expected a slide"))
+        elif name in first:
+            problems.append(Problem(at_row(path, row), f"file {name!r} is already the slide of row {first[name]}"))
+        first.setdefault(name, row)
+        slides.append(
+            Slide(
+                bag_id=bag_id,
+                row=row,
+                file=slides_root.absolute() / name,
+                name=name,
+                mpp=_parse_mpp(mpp, at_row(path, row), problems),
+                annotation=annotations_root.absolute() / annotation if annotation else None,
+                unannotated=(0 if label == 0 else UNKNOWN_LABEL) if annotated else None,
+            )
+        )
+    # single missing slides are left out when tiling; if there are none at all, the folder is wrong
+    if slides and all(names) and not any(slide.file.exists() for slide in slides):
+        message = f"none of the files exist, the first would be {slides[0].file}; is the folder of slides right?"
+        problems.append(Problem(at_row(path, slides[0].row), message))
+    return tuple(slides)
+
+
+def _parse_mpp(cell: str, where: str, problems: list[Problem]) -> float | None:
+    if not cell:
+        return None
+    try:
+        mpp = float(cell)
+    except ValueError:
+        mpp = 0.0
+    if not is_sane(mpp):
+        expected = f"expected um/px from {SMALLEST_MPP:g} to {LARGEST_MPP:g}, or nothing"
+        problems.append(Problem(where, f"mpp is {cell!r}, {expected}"))
+    return mpp

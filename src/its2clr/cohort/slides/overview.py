@@ -1,0 +1,83 @@
+"""A picture per slide: what was kept, and what was annotated, to be judged at a glance."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+
+from its2clr.cohort.slides.reader import Level
+from its2clr.cohort.slides.tiler import Plan
+from its2clr.engine.files import atomic_path
+
+OVERVIEWS_FOLDER = "overviews"
+_LARGEST_SIDE = 1024
+_KEPT = (0, 120, 60)
+_VEIL = 0.55
+_ANNOTATED = (220, 0, 0)
+
+
+def overview_path(folder: Path, bag_id: str) -> Path:
+    """The picture of a bag in a cohort folder."""
+    return folder / OVERVIEWS_FOLDER / f"{quote(bag_id, safe='')}.png"
+
+
+class Overview:
+    """The slide, small: from its thumbnail, or painted from the tiles as they are read."""
+
+    def __init__(self, base: Level, plan: Plan, thumbnail: Image.Image | None) -> None:
+        self._scale = min(1.0, _LARGEST_SIDE / max(base.width, base.height))  # canvas pixels per level-0 pixel
+        size = (max(1, round(base.width * self._scale)), max(1, round(base.height * self._scale)))
+        self._side = plan.side
+        self._painted = thumbnail is None
+        self._canvas = (
+            Image.new("RGB", size, (255, 255, 255))
+            if thumbnail is None
+            else thumbnail.resize(size, Image.Resampling.BILINEAR)
+        )
+
+    def add(self, image: Image.Image, x: int, y: int) -> None:
+        """Paint a tile that was read, unless there is a thumbnail."""
+        if self._painted:
+            left, top, right, bottom = self._box(x, y)
+            small = image.resize((max(1, right - left), max(1, bottom - top)), Image.Resampling.NEAREST)
+            self._canvas.paste(small, (left, top))
+
+    def _box(self, x: int, y: int) -> tuple[int, int, int, int]:
+        scale, side = self._scale, self._side
+        return round(x * scale), round(y * scale), round((x + side) * scale), round((y + side) * scale)
+
+    def save(self, path: Path, kept: npt.NDArray[np.int64], tumour: Any = None) -> None:
+        """Write the picture: what was not kept is veiled, kept tiles are framed, annotated regions outlined in red.
+
+        Args:
+            path: A PNG file.
+            kept: (N, 2) x, y of the kept tiles at level 0.
+            tumour: shapely geometry of the annotated regions at level 0.
+        """
+        boxes = [self._box(x, y) for x, y in kept.tolist()]
+        shown = Image.new("L", self._canvas.size, round(255 * _VEIL))
+        for box in boxes:
+            shown.paste(0, box)
+        picture = Image.composite(Image.new("RGB", shown.size, (255, 255, 255)), self._canvas, shown)
+        draw = ImageDraw.Draw(picture)
+        if self._side * self._scale >= 6:
+            for left, top, right, bottom in boxes:
+                draw.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=_KEPT)
+        for ring in _rings(tumour):
+            draw.line([(x * self._scale, y * self._scale) for x, y in ring], fill=_ANNOTATED, width=2)
+        with atomic_path(path) as temporary:
+            picture.save(temporary, "PNG", compress_level=1)  # made for every slide: quick before small
+
+
+def _rings(geometry: Any) -> Iterator[list[tuple[float, float]]]:
+    """The outlines of polygons and of their holes."""
+    for part in getattr(geometry, "geoms", [] if geometry is None else [geometry]):
+        if hasattr(part, "geoms"):
+            yield from _rings(part)
+        elif part.geom_type == "Polygon" and not part.is_empty:
+            for ring in (part.exterior, *part.interiors):
+                yield [(x, y) for x, y, *_ in ring.coords]

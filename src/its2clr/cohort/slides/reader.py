@@ -1,0 +1,170 @@
+"""Open a slide of any kind behind one small interface: levels, mpp, and regions at level-0 coordinates."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from PIL import Image
+
+_LARGEST_CACHE = 256 * 2**20
+_SMALLEST_CACHE = 32 * 2**20
+_OME = "<OME "
+
+
+class SlideProblem(Exception):  # noqa: N818 - it is a row of problems.csv, not an error of the program
+    """The slide cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One resolution of a slide.
+
+    Attributes:
+        width: Pixels.
+        height: Pixels.
+        downsample: Level-0 pixels per pixel of this level.
+    """
+
+    width: int
+    height: int
+    downsample: float
+
+
+class SlideReader(Protocol):
+    """What the tiler needs of a slide.
+
+    Attributes:
+        levels: The resolutions, the finest first.
+        mpp: Microns per pixel of level 0 in x and y as the file says, sane or not; None if it says nothing.
+    """
+
+    levels: tuple[Level, ...]
+    mpp: tuple[float, float] | None
+
+    def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Image.Image:
+        """Read an RGB region of a level; what the slide does not hold is white.
+
+        Args:
+            x: Left edge in pixels of level 0.
+            y: Upper edge in pixels of level 0.
+            level: Which of `levels`.
+            width: Pixels of that level.
+            height: Pixels of that level.
+
+        Raises:
+            SlideProblem: If the place cannot be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the file."""
+        ...
+
+
+@contextmanager
+def open_slide(path: Path) -> Iterator[SlideReader]:
+    """Open a slide with OpenSlide or, where that declines, as a TIFF or OME-TIFF with tifffile.
+
+    Raises:
+        SlideProblem: If the file is missing, empty, damaged, or no slide.
+    """
+    reader = _open(Path(path))
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def _open(path: Path) -> SlideReader:
+    from its2clr.cohort.slides.tiff import TiffReader
+
+    _check_file(path)
+    reader = _open_with_openslide(path)
+    return TiffReader(path) if reader is None else reader
+
+
+def _check_file(path: Path) -> None:
+    try:
+        if path.is_dir():
+            raise SlideProblem("is a folder; name one file (of a DICOM slide, any file of its levels)")
+        if path.stat().st_size == 0:
+            raise SlideProblem("the file is empty")
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        reason = "the file does not exist" if not path.exists() else f"cannot be read ({error.strerror})"
+        raise SlideProblem(reason) from error
+
+
+def _open_with_openslide(path: Path) -> "OpenSlideReader | None":
+    import openslide
+
+    try:
+        slide = openslide.OpenSlide(os.fspath(path))
+    except openslide.OpenSlideUnsupportedFormatError:
+        return None
+    except openslide.OpenSlideError as error:
+        raise SlideProblem(f"OpenSlide cannot open it: {error}") from error
+    # To OpenSlide an OME-TIFF is a TIFF without pyramid and scale; tifffile reads both.
+    if slide.properties.get("openslide.vendor") == "generic-tiff" and _OME in slide.properties.get(
+        "tiff.ImageDescription", ""
+    ):
+        slide.close()
+        return None
+    return OpenSlideReader(slide)
+
+
+class OpenSlideReader:
+    """A slide that OpenSlide reads."""
+
+    def __init__(self, slide: Any) -> None:
+        self._slide = slide
+        self.levels = tuple(
+            Level(width, height, downsample)
+            for (width, height), downsample in zip(slide.level_dimensions, slide.level_downsamples, strict=True)
+        )
+        self.mpp = _openslide_mpp(slide.properties)
+        self._use_cache()
+
+    def _use_cache(self) -> None:
+        """Make room for two rows of the file's own tiles, so that walking along a row decodes each of them once."""
+        import openslide
+
+        height = 512
+        with suppress(ValueError):
+            height = int(self._slide.properties.get("openslide.level[0].tile-height", height))
+        wanted = 2 * 4 * height * self.levels[0].width
+        capacity = min(max(wanted, _SMALLEST_CACHE), _LARGEST_CACHE)
+        self._slide.set_cache(openslide.OpenSlideCache(capacity))
+
+    def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Image.Image:
+        """Read a region of a level; see `SlideReader`."""
+        import openslide
+
+        try:
+            region = self._slide.read_region((x, y), level, (width, height))
+        except openslide.OpenSlideError as error:
+            raise SlideProblem(f"cannot be read at x {x}, y {y}: {error}") from error
+        return over_white(region)
+
+    def close(self) -> None:
+        """Free the file."""
+        self._slide.close()
+
+
+def over_white(region: Image.Image) -> Image.Image:
+    """RGB of an RGBA region: what is transparent becomes white."""
+    if region.getchannel("A").getextrema() == (255, 255):
+        return region.convert("RGB")
+    white = Image.new("RGBA", region.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, region).convert("RGB")
+
+
+def _openslide_mpp(properties: Any) -> tuple[float, float] | None:
+    try:
+        return float(properties["openslide.mpp-x"]), float(properties["openslide.mpp-y"])
+    except (KeyError, ValueError):
+        return None

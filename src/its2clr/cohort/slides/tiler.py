@@ -1,0 +1,174 @@
+"""Lay a grid over a slide and cut its tiles.
+
+Grid: tiles begin at x, y = 0 of level 0 and follow each other by `step` in both directions. Only whole tiles are
+cut: what is left over at the right and lower edge, less than a tile, is not used. Order: row by row from the top,
+each row from the left. All lengths of the grid are whole pixels of level 0, so that it cannot drift: the side is
+`tile_size * mpp asked / mpp of the slide`, rounded, and the stored mpp is the one this gives.
+
+Pixels: from the coarsest level that is at least as fine as the tiles, then one resize.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from its2clr.cohort.image_files import FILTERS, Resize
+from its2clr.cohort.slides.reader import SlideProblem, SlideReader
+from its2clr.cohort.slides.tissue import TissueTest, Verdict, guess_glass
+from its2clr.errors import InputError
+
+_MOST_TILES = 4_000_000
+_COARSEST = 1.25
+_LEVEL_SLACK = 1.01
+_THUMBNAIL_PIXELS = 8_000_000
+_THUMBNAIL_PIXELS_PER_TILE = 4
+_THUMBNAIL_GAIN = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the tiles of a slide are and how they are read.
+
+    Attributes:
+        columns: Tiles in a row.
+        rows: Rows.
+        step: Distance of neighbours at level 0.
+        side: Side of a tile at level 0.
+        level: The level that is read.
+        read_size: Side of a tile in that level.
+        tile_size: Side of the stored tile.
+        mpp: Microns per pixel of the stored tile.
+    """
+
+    columns: int
+    rows: int
+    step: int
+    side: int
+    level: int
+    read_size: int
+    tile_size: int
+    mpp: float
+
+    def coords(self) -> npt.NDArray[np.int64]:
+        """(N, 2) x, y of every tile of the grid at level 0, in order."""
+        y, x = np.divmod(np.arange(self.rows * self.columns, dtype=np.int64), self.columns)
+        return np.stack([x, y], axis=1) * self.step
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile that was read.
+
+    Attributes:
+        number: Its number in the grid.
+        image: RGB pixels at the stored size.
+        verdict: What the tissue test says of it.
+    """
+
+    number: int
+    image: Image.Image
+    verdict: Verdict
+
+
+def plan_tiles(reader: SlideReader, slide_mpp: float, mpp: float, tile_size: int, overlap: int = 0) -> Plan:
+    """Lay the grid over a slide.
+
+    Args:
+        reader: The slide.
+        slide_mpp: Microns per pixel of its level 0.
+        mpp: Microns per pixel asked for.
+        tile_size: Pixels of the stored tile.
+        overlap: Pixels of the stored tile that neighbours share.
+
+    Raises:
+        InputError: If the overlap does not fit the tile.
+        SlideProblem: If the slide is coarser than the tiles, smaller than one, or too large to be true.
+    """
+    if not 0 <= overlap < tile_size:
+        raise InputError(f"overlap must be from 0 to below the tile size of {tile_size} pixels, got {overlap}")
+    if slide_mpp > _COARSEST * mpp:
+        raise SlideProblem(f"has {slide_mpp:g} um/px, too coarse for tiles of {mpp:g} um/px")
+    side = max(1, round(tile_size * mpp / slide_mpp))
+    step = max(1, round((tile_size - overlap) * mpp / slide_mpp))
+    base = reader.levels[0]
+    if base.width < side or base.height < side:
+        raise SlideProblem(f"has {base.width} x {base.height} pixels, less than one tile of {side} x {side}")
+    columns, rows = (base.width - side) // step + 1, (base.height - side) // step + 1
+    if columns * rows > _MOST_TILES:
+        found = f"{base.width} x {base.height} pixels would be {columns * rows} tiles"
+        raise SlideProblem(f"is too large to be true: {found}, more than {_MOST_TILES}")
+    finest_needed = _LEVEL_SLACK * side / tile_size
+    level = max(
+        (number for number, one in enumerate(reader.levels) if one.downsample <= finest_needed),
+        key=lambda number: reader.levels[number].downsample,
+        default=0,
+    )
+    read_size = max(1, round(side / reader.levels[level].downsample))
+    return Plan(columns, rows, step, side, level, read_size, tile_size, slide_mpp * side / tile_size)
+
+
+def read_tile(reader: SlideReader, plan: Plan, x: int, y: int, resize: Resize = "bilinear") -> Image.Image:
+    """Read one tile at the stored size.
+
+    Args:
+        reader: The slide.
+        plan: How tiles are read.
+        x: Left edge at level 0.
+        y: Upper edge at level 0.
+        resize: How pixels are interpolated, if they must be.
+
+    Raises:
+        SlideProblem: If it cannot be read.
+    """
+    image = reader.read_region(x, y, plan.level, plan.read_size, plan.read_size)
+    if plan.read_size == plan.tile_size:
+        return image
+    return image.resize((plan.tile_size, plan.tile_size), FILTERS[resize])
+
+
+def read_thumbnail(reader: SlideReader, plan: Plan) -> tuple[Image.Image, float] | None:
+    """The slide at its coarsest level that still shows each tile, with the downsample; None if reading costs much."""
+    limit = plan.side / _THUMBNAIL_PIXELS_PER_TILE
+    gain = _THUMBNAIL_GAIN * reader.levels[plan.level].downsample
+    fitting = [
+        (one.downsample, number)
+        for number, one in enumerate(reader.levels)
+        if gain <= one.downsample <= limit and one.width * one.height <= _THUMBNAIL_PIXELS
+    ]
+    if not fitting:
+        return None
+    downsample, number = max(fitting)
+    level = reader.levels[number]
+    return reader.read_region(0, 0, number, level.width, level.height), downsample
+
+
+def cut_tiles(
+    reader: SlideReader,
+    plan: Plan,
+    test: TissueTest,
+    resize: Resize = "bilinear",
+    thumbnail: tuple[Image.Image, float] | None = None,
+) -> Iterator[Tile]:
+    """Read and test the tiles of the grid, in order, passing over what the thumbnail shows to be glass.
+
+    Args:
+        reader: The slide.
+        plan: Its grid.
+        test: The full test.
+        resize: How pixels are interpolated.
+        thumbnail: What `read_thumbnail` gave; every tile is read if None.
+    """
+    coords = plan.coords()
+    numbers = np.arange(len(coords))
+    if thumbnail is not None:
+        guess = guess_glass(thumbnail[0], coords, plan.side, thumbnail[1], test.min_saturation)
+        checked = (read_tile(reader, plan, x, y, resize) for x, y in coords[guess.to_check].tolist())
+        if all(test.judge(image) != "kept" for image in checked):
+            numbers = np.flatnonzero(~guess.blank)
+    for number in numbers.tolist():
+        x, y = coords[number].tolist()
+        image = read_tile(reader, plan, x, y, resize)
+        yield Tile(number, image, test.judge(image))

@@ -1,0 +1,77 @@
+"""Small slides written by the tests, and the two real ones where they are present."""
+
+from pathlib import Path
+
+import numpy as np
+import tifffile
+from PIL import Image
+
+REAL_SLIDES = Path(__file__).resolve().parents[3] / "shared" / "data" / "slides"
+ROUND_MPP = 0.5
+
+
+def draw(width: int = 700, height: int = 500, seed: int = 0, glass: int = 243, blobs: int = 4) -> np.ndarray:
+    """Noisy glass with blobs of coloured, textured tissue."""
+    rng = np.random.default_rng(seed)
+    pixels = np.full((height, width, 3), glass, np.float64) + rng.normal(0, 1.5, (height, width, 1))
+    y, x = np.mgrid[:height, :width]
+    for _ in range(blobs):
+        cx, cy, radius = rng.uniform(0, width), rng.uniform(0, height), rng.uniform(0.1, 0.25) * min(width, height)
+        inside = (x - cx) ** 2 + (y - cy) ** 2 < radius**2
+        grain = int(rng.choice([1, 2, 4, 8]))
+        texture = rng.normal(0, 25, (height // grain + 1, width // grain + 1, 1)).repeat(grain, 0).repeat(grain, 1)
+        colour = np.array([190, 110, 170]) + rng.normal(0, 15, 3)
+        pixels[inside] = (colour + texture[:height, :width])[inside]
+    return np.clip(pixels, 0, 255).astype(np.uint8)
+
+
+def halve(pixels: np.ndarray) -> np.ndarray:
+    """The next level of a pyramid: means of 2 x 2."""
+    height, width = (side // 2 * 2 for side in pixels.shape[:2])
+    blocks = pixels[:height, :width].reshape(height // 2, 2, width // 2, 2, 3)
+    return blocks.mean(axis=(1, 3)).round().astype(np.uint8)
+
+
+def _resolution(mpp: float | None) -> dict[str, object]:
+    return {} if mpp is None else {"resolution": (1e4 / mpp, 1e4 / mpp), "resolutionunit": "CENTIMETER"}
+
+
+def write_pyramid(path: Path, pixels: np.ndarray, levels: int = 4, mpp: float | None = ROUND_MPP, **more) -> Path:
+    """A tiled pyramidal TIFF that OpenSlide reads."""
+    options = {"tile": (64, 64), "photometric": "rgb", "compression": "deflate", "metadata": None, **more}
+    with tifffile.TiffWriter(path) as file:
+        for level in range(levels):
+            file.write(pixels, subfiletype=int(level > 0), **options, **_resolution(mpp and mpp * 2**level))
+            pixels = halve(pixels)
+    return path
+
+
+def write_ome(path: Path, pixels: np.ndarray, levels: int = 3, mpp: float | None = ROUND_MPP) -> Path:
+    """An OME-TIFF with its pyramid in SubIFDs."""
+    metadata = {"axes": "YXS"}
+    if mpp is not None:
+        metadata |= {"PhysicalSizeX": mpp, "PhysicalSizeY": mpp, "PhysicalSizeXUnit": "µm", "PhysicalSizeYUnit": "µm"}
+    options = {"tile": (64, 64), "photometric": "rgb", "compression": "deflate"}
+    with tifffile.TiffWriter(path, ome=True) as file:
+        file.write(pixels, subifds=levels - 1, metadata=metadata, **options)
+        for _ in range(levels - 1):
+            pixels = halve(pixels)
+            file.write(pixels, subfiletype=1, **options)
+    return path
+
+
+def write_plain(path: Path, pixels: np.ndarray, mpp: float | None = ROUND_MPP, **more) -> Path:
+    """A TIFF in strips, without pyramid, which OpenSlide declines."""
+    options = {"photometric": "rgb", "metadata": None, **more}
+    tifffile.imwrite(path, pixels, **options, **_resolution(mpp))
+    return path
+
+
+def mean_saturation(tile: Image.Image) -> float:
+    """Slow and plain: 255 * (max - min) / max of each pixel, cut to whole numbers, as 8-bit HSV has it."""
+    total = 0
+    pixels = np.asarray(tile).reshape(-1, 3).tolist()
+    for red, green, blue in pixels:
+        high, low = max(red, green, blue), min(red, green, blue)
+        total += 255 * (high - low) // high if high else 0
+    return total / len(pixels)

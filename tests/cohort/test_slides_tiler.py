@@ -1,0 +1,251 @@
+import numpy as np
+import openslide
+import pytest
+import tifffile
+from PIL import Image
+from tests.cohort.slide_files import REAL_SLIDES, draw, halve, mean_saturation, write_ome, write_plain, write_pyramid
+
+from its2clr.cohort.slides.reader import SlideProblem, open_slide
+from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail, read_tile
+from its2clr.cohort.slides.tissue import TissueTest, guess_glass
+from its2clr.errors import InputError
+
+PAPER = TissueTest()
+WRITERS = {"pyramid": write_pyramid, "ome": write_ome, "plain": write_plain}
+
+
+def kept_tiles(slide, plan, *, test=PAPER, thumbnail=True, resize="bilinear"):
+    shown = read_thumbnail(slide, plan) if thumbnail else None
+    tiles = list(cut_tiles(slide, plan, test, resize, shown))
+    return {tile.number: np.asarray(tile.image) for tile in tiles if tile.verdict == "kept"}, len(tiles)
+
+
+def assert_same_tiles(found, expected):
+    assert found.keys() == expected.keys()
+    assert expected
+    for number, tile in expected.items():
+        np.testing.assert_array_equal(found[number], tile)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize(("mpp", "overlap"), [(0.5, 0), (0.5, 9), (1.0, 0), (1.3, 5), (4.0, 0)])
+def test_tiles_equal_brute_force_over_the_grid(tmp_path, kind, mpp, overlap):
+    pixels = draw(704, 512, seed=3)
+    path = WRITERS[kind](tmp_path / "a.tif", pixels)
+    size = 32
+    with open_slide(path) as slide:
+        plan = plan_tiles(slide, 0.5, mpp, size, overlap)
+        found, _ = kept_tiles(slide, plan)
+    side, step = round(size * mpp / 0.5), round((size - overlap) * mpp / 0.5)
+    levels = [pixels]
+    while kind != "plain" and len(levels) < (4 if kind == "pyramid" else 3):
+        levels.append(halve(levels[-1]))
+    level = max(n for n in range(len(levels)) if 2**n <= mpp / 0.5 * 1.01)
+    expected, number = {}, 0
+    for y in range(0, 512 - side + 1, step):
+        for x in range(0, 704 - side + 1, step):
+            read = round(side / 2**level)
+            piece = levels[level][y >> level :, x >> level :][:read, :read]
+            tile = Image.fromarray(np.ascontiguousarray(piece))
+            if read != size:
+                tile = tile.resize((size, size), Image.Resampling.BILINEAR)
+            if mean_saturation(tile) >= 30:
+                expected[number] = np.asarray(tile)
+            number += 1
+    assert number == plan.rows * plan.columns
+    assert plan.coords()[:2].tolist() == [[0, 0], [step, 0]]
+    assert step % 2**level == 0  # so the pixels of the level line up with the grid
+    assert_same_tiles(found, expected)
+
+
+@pytest.mark.skipif(not REAL_SLIDES.is_dir(), reason="the real slides are not here")
+@pytest.mark.parametrize(("name", "slide_mpp"), [("CMU-1-Small-Region.svs", 0.499), ("pyramid.tiff", 0.5)])
+@pytest.mark.parametrize(
+    ("mpp", "size", "resize"), [(0.5, 224, "bilinear"), (2.0, 64, "nearest"), (1.1, 100, "bilinear")]
+)
+def test_tiles_of_real_slides_equal_plain_openslide(name, slide_mpp, mpp, size, resize):
+    with open_slide(REAL_SLIDES / name) as slide, openslide.OpenSlide(REAL_SLIDES / name) as plain:
+        plan = plan_tiles(slide, slide_mpp, mpp, size)
+        found, _ = kept_tiles(slide, plan, resize=resize)
+        side = round(size * mpp / slide_mpp)
+        level = plain.get_best_level_for_downsample(1.01 * side / size)
+        read = round(side / plain.level_downsamples[level])
+        width, height = plain.dimensions
+        number, expected = 0, {}
+        for y in range(0, height - side + 1, side):
+            for x in range(0, width - side + 1, side):
+                region = plain.read_region((x, y), level, (read, read))
+                tile = Image.alpha_composite(Image.new("RGBA", region.size, "white"), region).convert("RGB")
+                filters = {"bilinear": Image.Resampling.BILINEAR, "nearest": Image.Resampling.NEAREST}
+                tile = tile if read == size else tile.resize((size, size), filters[resize])
+                if np.asarray(tile.convert("HSV"))[..., 1].mean() >= 30:
+                    expected[number] = np.asarray(tile)
+                number += 1
+    assert (plan.level, plan.side, plan.rows * plan.columns) == (level, side, number)
+    assert plan.mpp == pytest.approx(slide_mpp * side / size)
+    assert_same_tiles(found, expected)
+
+
+class Levels:
+    """A slide without pixels."""
+
+    def __init__(self, *levels):
+        from its2clr.cohort.slides.reader import Level
+
+        self.levels = tuple(Level(*one) for one in levels)
+
+
+def test_plan_chooses_level_side_and_scale():
+    slide = Levels((40_000, 30_000, 1.0), (10_000, 7_500, 4.0), (2_500, 1_875, 16.0))
+    plan = plan_tiles(slide, 0.25, 2.0, 224)  # 40x slide, tiles at 5x
+    assert (plan.side, plan.step, plan.level, plan.read_size) == (1792, 1792, 1, 448)
+    assert (plan.columns, plan.rows, plan.mpp) == (22, 16, 2.0)
+    plan = plan_tiles(slide, 0.2525, 0.5, 224, overlap=56)
+    assert (plan.side, plan.step, plan.level) == (444, 333, 0)
+    assert plan.mpp == pytest.approx(0.2525 * 444 / 224)
+    coords = plan.coords()
+    assert (coords[-1] + plan.side <= (40_000, 30_000)).all()
+    assert (coords[-1] + plan.side + plan.step > (40_000, 30_000)).all()
+
+
+def test_plan_refuses_what_cannot_be_tiled():
+    slide = Levels((1000, 800, 1.0))
+    with pytest.raises(SlideProblem, match="too coarse"):
+        plan_tiles(slide, 1.0, 0.5, 224)
+    with pytest.raises(SlideProblem, match="less than one tile"):
+        plan_tiles(slide, 0.25, 2.0, 224)
+    with pytest.raises(SlideProblem, match="too large to be true"):
+        plan_tiles(Levels((2**30, 2**30, 1.0)), 0.5, 0.5, 224)
+    with pytest.raises(InputError, match="overlap"):
+        plan_tiles(slide, 0.5, 0.5, 224, overlap=224)
+
+
+def test_saturation_is_that_of_the_slow_reference():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        tile = Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+        mean = mean_saturation(tile)
+        assert TissueTest(mean).judge(tile) == "kept"
+        assert TissueTest(mean + 1e-6).judge(tile) == "low_saturation"
+
+
+def test_share_of_tissue():
+    pixels = np.full((10, 10, 3), 240, np.uint8)
+    pixels[:4] = (200, 50, 120)
+    tile = Image.fromarray(pixels)
+    assert TissueTest(30, 0.4).judge(tile) == "kept"
+    assert TissueTest(30, 0.41).judge(tile) == "low_tissue"
+    for wrong in [(-1, 0), (256, 0), (30, -0.1), (30, 1.1)]:
+        with pytest.raises(InputError):
+            TissueTest(*wrong)
+
+
+def checkered(pixels, first, second):
+    """Two colours that cancel out in every mean."""
+    pixels[:, ::2], pixels[:, 1::2] = first, second
+
+
+def spoil_pastel(pixels):
+    checkered(pixels[64:320, 64:448], (255, 200, 200), (200, 255, 255))
+
+
+def spoil_vivid(pixels):
+    checkered(pixels[96:160, 96:160], (255, 0, 0), (0, 255, 255))
+
+
+def spoil_specks(pixels):
+    rng = np.random.default_rng(5)
+    for y, x in rng.integers(0, 480, (300, 2)):
+        pixels[y : y + 5, x : x + 5] = rng.integers(0, 200, 3)
+
+
+def spoil_pale(pixels):
+    pixels[200:420, 300:600] = (255, 255, 224)
+
+
+def spoil_dark(pixels):
+    pixels[200:420, 300:600][np.random.default_rng(1).random((220, 300)) < 0.13] = (9, 0, 4)
+
+
+@pytest.mark.parametrize(
+    "spoil", [spoil_pastel, spoil_vivid, spoil_specks, spoil_pale, spoil_dark, lambda pixels: None]
+)
+@pytest.mark.parametrize("glass", [255, 243, 225])
+def test_the_thumbnail_pass_loses_no_tile(tmp_path, spoil, glass):
+    pixels = draw(1024, 768, seed=2, glass=glass, blobs=1)
+    spoil(pixels)
+    path = write_pyramid(tmp_path / "a.tif", pixels, levels=4)
+    with open_slide(path) as slide:
+        plan = plan_tiles(slide, 0.5, 0.5, 32)
+        assert read_thumbnail(slide, plan) is not None
+        with_pass, read = kept_tiles(slide, plan)
+        without, read_without = kept_tiles(slide, plan, thumbnail=False)
+    assert with_pass.keys() == without.keys()
+    assert read <= read_without == plan.rows * plan.columns
+
+
+@pytest.mark.parametrize("glass", [255, 243, 225])
+def test_the_thumbnail_pass_skips_most_glass(tmp_path, glass):
+    path = write_pyramid(tmp_path / "a.tif", draw(1024, 768, seed=2, glass=glass, blobs=1), levels=4)
+    with open_slide(path) as slide:
+        plan = plan_tiles(slide, 0.5, 0.5, 32)
+        found, read = kept_tiles(slide, plan)
+    assert len(found) < read < 0.5 * plan.rows * plan.columns
+
+
+def test_many_random_slides_lose_no_tile(tmp_path):
+    for seed in range(12):
+        glass = int(np.random.default_rng(seed).integers(215, 256))
+        path = write_pyramid(tmp_path / f"{seed}.tif", draw(640, 512, seed=seed, glass=glass), levels=4)
+        with open_slide(path) as slide:
+            plan = plan_tiles(slide, 0.5, 0.5, 40, overlap=seed % 3)
+            found = [kept_tiles(slide, plan, thumbnail=way)[0].keys() for way in (True, False)]
+        assert found[0] == found[1], seed
+
+
+def test_a_thumbnail_that_shows_nothing_is_found_out(tmp_path):
+    pixels = draw(1024, 768, seed=2)
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        options = {"tile": (64, 64), "photometric": "rgb", "metadata": None}
+        file.write(pixels, **options)
+        file.write(np.full((96, 128, 3), 243, np.uint8), subfiletype=1, **options)
+    with open_slide(tmp_path / "a.tif") as slide:
+        plan = plan_tiles(slide, 0.5, 0.5, 32)
+        found, read = kept_tiles(slide, plan)
+        assert found.keys() == kept_tiles(slide, plan, thumbnail=False)[0].keys()
+    assert read == plan.rows * plan.columns
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pyramids_that_take_every_second_pixel_lose_no_tile(tmp_path, seed):
+    pixels = draw(1024, 768, seed=seed)
+    spoil_specks(pixels)
+    levels = [np.ascontiguousarray(pixels[:: 2**level, :: 2**level]) for level in range(4)]
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for number, level in enumerate(levels):
+            file.write(level, subfiletype=int(number > 0), tile=(64, 64), photometric="rgb", metadata=None)
+    with open_slide(tmp_path / "a.tif") as slide:
+        plan = plan_tiles(slide, 0.5, 0.5, 32)
+        assert kept_tiles(slide, plan)[0].keys() == kept_tiles(slide, plan, thumbnail=False)[0].keys()
+
+
+def test_without_coarse_level_every_tile_is_read(tmp_path):
+    with open_slide(write_plain(tmp_path / "a.tif", draw())) as slide:
+        assert read_thumbnail(slide, plan_tiles(slide, 0.5, 0.5, 32)) is None
+
+
+def test_guess_of_a_slide_without_glass_skips_nothing():
+    thumbnail = Image.new("RGB", (40, 40), (190, 110, 170))
+    coords = np.array([[0, 0], [64, 0], [128, 128]])
+    guess = guess_glass(thumbnail, coords, 64, 8.0, 30.0)
+    assert not guess.blank.any()
+    assert len(guess.to_check) == 0
+
+
+def test_one_resize_of_the_filter_asked_for(tmp_path):
+    pixels = draw(512, 512, seed=1)
+    with open_slide(write_plain(tmp_path / "a.tif", pixels)) as slide:
+        plan = plan_tiles(slide, 0.5, 1.5, 32)
+        for resize, method in [("nearest", Image.Resampling.NEAREST), ("bilinear", Image.Resampling.BILINEAR)]:
+            expected = Image.fromarray(pixels[96:192, 192:288]).resize((32, 32), method)
+            np.testing.assert_array_equal(np.asarray(read_tile(slide, plan, 192, 96, resize)), np.asarray(expected))

@@ -1,0 +1,150 @@
+"""Tiling that is disturbed: a worker killed, the whole command killed, a slide that kills its workers."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import dask
+import distributed  # noqa: F401 - brings its settings before they are changed
+import numpy as np
+import psutil
+import pytest
+from tests.cohort.slide_files import draw, write_pyramid
+from tests.conftest import TINY
+from tests.end_to_end.commands import command, environment, its2clr
+
+from its2clr.cohort import Cohort, read_tiles, tile_path
+from its2clr.cohort.slides.cluster import WorkersDied, connect, map_on_workers
+
+pytestmark = pytest.mark.xdist_group("slides")
+OPTIONS = ["--magnification", 20, "--tile-size", 32, "--workers", 2]
+
+
+def write_slides(folder, count=12, side=(1000, 750)):
+    folder.mkdir()
+    rows = ["bag_id,file,label,split"]
+    splits = ["train", "val", "test"]
+    for number in range(count):
+        pixels = draw(*side, seed=number, blobs=6)
+        if number % 2:  # positive slides have stripes
+            pixels[::4, : side[0] // 2] //= 2
+        write_pyramid(folder / f"{number}.tif", pixels)
+        rows.append(f"{number},{number}.tif,{number % 2},{splits[number // 2 % 3]}")
+    (folder / "slides.csv").write_text("\n".join(rows) + "\n")
+    return folder / "slides.csv"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A manifest, and the cohort it becomes when nothing happens."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    manifest = write_slides(folder / "slides")
+    its2clr("cohort", "slides", manifest, folder / "out", *OPTIONS)
+    return manifest, folder / "out"
+
+
+def start(manifest, out):
+    words = command("cohort", "slides", manifest, out, *OPTIONS)
+    return subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_tile_files(out, process, count):
+    deadline = time.monotonic() + 120
+    while len(list(out.glob("tiles/*.h5"))) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def content(out):
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert not [path for path in files if path.name.startswith(".")]
+    return {path.relative_to(out): path.read_bytes() for path in files}
+
+
+@pytest.mark.slow
+def test_a_killed_worker_loses_and_duplicates_nothing(undisturbed, tmp_path):
+    manifest, expected = undisturbed
+    process = start(manifest, tmp_path / "out")
+    wait_for_tile_files(tmp_path / "out", process, 1)
+    workers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    assert len(workers) == 2
+    workers[0].kill()
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    assert "12 slides (12 tiled, 0 there)" in output
+    assert content(tmp_path / "out") == content(expected)
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on_where_it_stopped(undisturbed, tmp_path):
+    manifest, expected = undisturbed
+    out = tmp_path / "out"
+    process = start(manifest, out)
+    wait_for_tile_files(out, process, 3)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive  # workers end with the command
+    assert not (out / "bags.csv").exists()
+    done = {path: path.stat().st_mtime_ns for path in out.glob("tiles/*.h5")}
+    assert 3 <= len(done) < 12
+    (out / "tiles" / ".7.h5.999-0123abcd.part").write_bytes(b"half a file")
+    output = its2clr("cohort", "slides", manifest, out, *OPTIONS).stdout
+    assert f"12 slides ({12 - len(done)} tiled, {len(done)} there)" in output
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert content(out) == content(expected)
+
+
+def die_once(place):
+    """Kill the worker the first time; give back which try this is."""
+    marker = Path(place)
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "second try"
+
+
+def always_die(place):
+    if place == "bad":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return place
+
+
+@pytest.mark.slow
+def test_a_piece_is_tried_again_and_a_deadly_one_given_up(tmp_path):
+    with dask.config.set({"distributed.scheduler.allowed-failures": 1}), connect(workers=2) as client:
+        found = dict(map_on_workers(client, die_once, {"a": str(tmp_path / "a")}))
+        assert found == {"a": "second try"}
+        found = dict(map_on_workers(client, always_die, {name: name for name in ("x", "bad", "y", "z")}))
+    assert isinstance(found.pop("bad"), WorkersDied)
+    assert found == {"x": "x", "y": "y", "z": "z"}
+
+
+@pytest.mark.slow
+def test_a_cohort_from_slides_goes_through_fit(undisturbed, tmp_path):
+    _, out = undisturbed
+    cohort = Cohort.open(out)
+    tiles = read_tiles(tile_path(out, "0"))
+    assert (tiles.mpp, tiles.tile_size_level0) == (pytest.approx(0.5), 32)
+    assert len(np.unique(tiles.coords, axis=0)) == len(tiles)
+    settings = [part for override in TINY for part in ("--set", override)]
+    its2clr("fit", out, "--out", tmp_path / "run", "--recipe", "demo", *settings, "--set", "pretrain.epochs=4")
+    assert (tmp_path / "run" / "results.json").exists()
+    assert cohort.n_instances > 100
+
+
+def test_errors_of_the_command_are_one_message(tmp_path):
+    manifest = write_slides(tmp_path / "slides", count=2, side=(100, 80))
+    for options, message in [
+        ([], "either --magnification or --mpp"),
+        (["--mpp", "0.5", "--label", "EGFR"], "column 'EGFR' is missing"),
+        (["--mpp", "0.5", "--unlabelled", "--overlap", "500"], "overlap must be"),
+    ]:
+        result = its2clr("cohort", "slides", manifest, tmp_path / "out", *options, check=False)
+        assert result.returncode == 2
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
