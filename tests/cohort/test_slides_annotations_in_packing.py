@@ -1,63 +1,52 @@
 """Annotations on the way into a cohort; the formats themselves are tested elsewhere."""
 
-import sys
+import json
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
-from shapely import Polygon, box
 from tests.cohort.slide_files import draw, write_plain
 
 from its2clr.cohort import Cohort, read_tiles, tile_path
 from its2clr.cohort.slides import SlideSettings, read_slide_manifest
 from its2clr.cohort.slides.pack import finished, pack_slide
-from its2clr.errors import InputError
+from its2clr.cohort.tiles import decode
 
 SETTINGS = SlideSettings(mpp=0.5, tile_size=64, min_saturation=0.0)
+OUTLINE = [[64, 0], [160, 0], [160, 128], [64, 128], [64, 0]]
+HOLE = [[70, 70], [90, 70], [90, 90], [70, 90], [70, 70]]
 
 
-@pytest.fixture
-def annotations(monkeypatch):
-    """Stands in for the readers of annotation files: remembers what they were asked."""
-    module = ModuleType("its2clr.cohort.slides.annotations")
-    module.asked = []
-    module.tumour = Polygon([(64, 0), (160, 0), (160, 128), (64, 128)], [[(70, 70), (90, 70), (90, 90), (70, 90)]])
-
-    def read_annotations(path, level0_per_mask_pixel=None):
-        module.asked.append((path, level0_per_mask_pixel))
-        if not path.exists():
-            raise InputError(f"{path}: does not exist")
-        return SimpleNamespace(tumour=module.tumour)
-
-    def covered_share(geometry, coords, side):
-        return np.array([geometry.intersection(box(x, y, x + side, y + side)).area / side**2 for x, y in coords])
-
-    module.read_annotations, module.covered_share = read_annotations, covered_share
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return module
+def geojson(name="Tumor"):
+    geometry = {"type": "Polygon", "coordinates": [OUTLINE, HOLE]}
+    return json.dumps({"type": "Feature", "geometry": geometry, "properties": {"classification": {"name": name}}})
 
 
 @pytest.fixture
 def manifest(tmp_path):
     folder = tmp_path / "slides"
-    (folder / "xml").mkdir(parents=True)
+    (folder / "drawn").mkdir(parents=True)
     rows = ["bag_id,file,label,annotation"]
     for number in range(4):
         write_plain(folder / f"{number}.tif", draw(256, 192, seed=number))
-        rows.append(f"{number},{number}.tif,{number % 2},{'one.xml' if number == 1 else ''}")
-    (folder / "xml" / "one.xml").write_text("<annotations/>")
+        rows.append(f"{number},{number}.tif,{number % 2},{'one.geojson' if number == 1 else ''}")
+    (folder / "drawn" / "one.geojson").write_text(geojson())
     (folder / "slides.csv").write_text("\n".join(rows) + "\n")
     return folder / "slides.csv"
+
+
+def images_of(out, bag_id):
+    tiles = read_tiles(tile_path(out, bag_id))
+    return np.stack([decode(tiles.encoded(index)) for index in range(len(tiles))])
 
 
 def labels_of(out, bag_id):
     return read_tiles(tile_path(out, bag_id)).labels.reshape(3, 4).tolist()
 
 
-def test_covered_share_becomes_ground_truth(manifest, tmp_path, annotations):
-    slides = read_slide_manifest(manifest, annotations_root=manifest.parent / "xml")
+def test_covered_share_becomes_ground_truth(manifest, tmp_path):
+    slides = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn")
     assert slides.annotated
     out = tmp_path / "out"
     for slide in slides.slides:
@@ -65,13 +54,12 @@ def test_covered_share_becomes_ground_truth(manifest, tmp_path, annotations):
     assert labels_of(out, "1") == [[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     assert labels_of(out, "0") == [[0] * 4] * 3  # a negative slide without annotation has no positive tile
     assert labels_of(out, "3") == [[-1] * 4] * 3  # of a positive one nothing is known
-    assert annotations.asked == [(manifest.parent / "xml" / "one.xml", None)]
     pack_slide(slides.slides[1], out, replace(SETTINGS, min_covered=0.6))
     assert labels_of(out, "1") == [[0, 1, -1, 0], [0, 1, -1, 0], [0, 0, 0, 0]]
 
 
-def test_annotations_are_drawn(manifest, tmp_path, annotations):
-    slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "xml").slides[1]
+def test_annotations_are_drawn(manifest, tmp_path):
+    slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides[1]
     pack_slide(slide, tmp_path / "out", SETTINGS)
     picture = np.asarray(Image.open(tmp_path / "out" / "overviews" / "1.png")).astype(int)
     red = (picture[..., 0] > 200) & (picture[..., 1] < 40) & (picture[..., 2] < 40)
@@ -81,33 +69,65 @@ def test_annotations_are_drawn(manifest, tmp_path, annotations):
     assert not red[150:].any()
 
 
-def test_a_mask_is_scaled_to_the_slide(manifest, tmp_path, annotations):
-    slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "xml").slides[1]
+def test_a_mask_is_scaled_to_the_slide(manifest, tmp_path):
+    slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides[1]
+    mask = np.zeros((48, 64), dtype=np.uint8)
+    mask[0:32, 16:40] = 255  # the outline at a quarter of the size
     for name in ("mask.png", "mask.tif"):
-        Image.new("L", (64, 48)).save(tmp_path / name)
-        assert pack_slide(replace(slide, annotation=tmp_path / name), tmp_path / "out", SETTINGS).problem is None
-    assert [scale for _, scale in annotations.asked] == [4.0, 4.0]
+        Image.fromarray(mask).save(tmp_path / name)
+        result = pack_slide(replace(slide, annotation=tmp_path / name), tmp_path / "out", SETTINGS)
+        assert result.problem is None
+        assert labels_of(tmp_path / "out", "1") == [[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     Image.new("L", (64, 64)).save(tmp_path / "square.png")
     problem = pack_slide(replace(slide, annotation=tmp_path / "square.png"), tmp_path / "out", SETTINGS).problem
-    assert "other proportions than the slide" in problem
+    assert "not the same shape" in problem
 
 
-def test_a_bad_annotation_leaves_the_slide_out(manifest, tmp_path, annotations):
+def test_a_bad_annotation_leaves_the_slide_out(manifest, tmp_path):
     slide = read_slide_manifest(manifest).slides[1]  # the annotations are elsewhere
     result = pack_slide(slide, tmp_path / "out", SETTINGS)
-    assert "one.xml cannot be used" in result.problem
+    assert "annotation cannot be used" in result.problem
+    assert "one.geojson" in result.problem
     assert not tile_path(tmp_path / "out", "1").exists()
 
 
-def test_a_changed_annotation_is_read_again(manifest, tmp_path, annotations):
-    slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "xml").slides[1]
+def test_classes_of_unknown_meaning_must_be_named(manifest, tmp_path):
+    slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides[1]
+    slide.annotation.write_text(geojson("DCIS"))
+    assert "DCIS" in pack_slide(slide, tmp_path / "out", SETTINGS).problem
+    assert pack_slide(slide, tmp_path / "out", replace(SETTINGS, classes=("DCIS",))).problem is None
+    assert labels_of(tmp_path / "out", "1") == [[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("method", ["macenko", "vahadane"])
+def test_stains_are_normalised_on_the_way(manifest, tmp_path, method):
+    import torch
+
+    from its2clr.cohort.slides.stain import StainNormaliser
+
+    slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides[0]
+    lossless = replace(SETTINGS, encoding="png")
+    plain, stained = (tmp_path / name for name in ("plain", "stained"))
+    pack_slide(slide, plain, lossless)
+    result = pack_slide(slide, stained, replace(lossless, stain=method))
+    tiles = torch.from_numpy(images_of(plain, "0")).permute(0, 3, 1, 2)
+    normaliser = StainNormaliser(method)
+    normaliser.fit(tiles)
+    expected = normaliser.apply(tiles).permute(0, 2, 3, 1).numpy()
+    assert np.array_equal(images_of(stained, "0"), expected)
+    assert bool(result.notes) == bool(normaliser.note)
+    assert finished(slide, stained, replace(lossless, stain=method)).notes == result.notes
+
+
+def test_a_changed_annotation_is_read_again(manifest, tmp_path):
+    slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides[1]
     pack_slide(slide, tmp_path / "out", SETTINGS)
     assert finished(slide, tmp_path / "out", SETTINGS) is not None
-    slide.annotation.write_text("<annotations>other</annotations>")
+    slide.annotation.write_text(geojson() + " ")
     assert finished(slide, tmp_path / "out", SETTINGS) is None
 
 
-def test_a_cohort_with_annotations_has_instance_labels(manifest, tmp_path, annotations, monkeypatch):
+def test_a_cohort_with_annotations_has_instance_labels(manifest, tmp_path, monkeypatch):
     from contextlib import contextmanager
 
     from its2clr.cohort.slides import build
@@ -127,7 +147,7 @@ def test_a_cohort_with_annotations_has_instance_labels(manifest, tmp_path, annot
     manifest.write_text(
         "\n".join([lines[0], *(f"{line},{split}" for line, split in zip(lines[1:], splits, strict=True))])
     )
-    slides = read_slide_manifest(manifest, annotations_root=manifest.parent / "xml")
+    slides = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn")
     build.pack_slides(slides, tmp_path / "out", SETTINGS)
     cohort = Cohort.open(tmp_path / "out")
     assert cohort.has_instance_labels

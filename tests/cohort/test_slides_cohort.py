@@ -313,7 +313,7 @@ def test_a_wrong_manifest_is_refused_as_a_whole(slides):
     [
         ({"overlap": 32}, "overlap"),
         ({"tile_size": 0}, "tile_size"),
-        ({"min_covered": 0.0}, "min_covered"),
+        ({"min_covered": 1.5}, "min_covered"),
         ({"default_mpp": 896.0}, "default_mpp"),
         ({"min_saturation": 300.0}, "min_saturation"),
     ],

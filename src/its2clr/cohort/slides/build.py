@@ -120,7 +120,12 @@ def pack_slides(
             encoding=settings.encoding,
             has_instance_labels=manifest.annotated,
             labelled=bags.labelled,
-            settings={**asdict(settings), "label": manifest.label, **plan_splits(bags, fractions, seed)},
+            settings={
+                **asdict(settings),
+                "classes": list(settings.classes),
+                "label": manifest.label,
+                **plan_splits(bags, fractions, seed),
+            },
         ),
     )
     remove_half_written(out)
