@@ -59,7 +59,7 @@ def connect(scheduler: str | None = None, workers: int | None = None) -> Iterato
             n_workers=workers or _all_cores(),
             threads_per_worker=1,
             processes=True,
-            dashboard_address=":0",
+            dashboard_address=None,
             silence_logs=logging.CRITICAL,
         ) as cluster,
         Client(cluster) as client,
