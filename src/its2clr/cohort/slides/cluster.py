@@ -59,7 +59,7 @@ def connect(scheduler: str | None = None, workers: int | None = None) -> Iterato
             n_workers=workers or _all_cores(),
             threads_per_worker=1,
             processes=True,
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
             silence_logs=logging.CRITICAL,
         ) as cluster,
         Client(cluster) as client,
