@@ -29,7 +29,7 @@ SPEARMAN_LIMIT = 0.5
 """Warn below this rank correlation between seeds."""
 KAPPA_LIMIT = 0.4
 """Warn below this agreement of pseudo labels between seeds ("fair" or worse, Landis and Koch 1977)."""
-MEDIAN_AUC_LIMIT = 0.6
+MEDIAN_AUC_LIMIT = 0.65
 """Warn above this AUC of bag labels by the bags' median instance: where few instances are positive, it is negative."""
 FEW_POSITIVES = 0.4
 """Share of pseudo-positives up to which the median instance of a positive bag should be a negative one."""
