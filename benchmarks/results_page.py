@@ -6,10 +6,13 @@
 What the page says before the tables is docs/results/lead.md, written by hand.
 """
 
+import json
 import re
 import shutil
 import sys
 from pathlib import Path
+
+MOST_ROWS = 1000
 
 
 def main(results: Path, docs: Path) -> None:
@@ -23,7 +26,9 @@ def main(results: Path, docs: Path) -> None:
     page = (results / "results.md").read_text(encoding="utf-8")
     for link in sorted(set(re.findall(r"\(([\w.-]+)/plot\.png\)", page))):
         shutil.copyfile(results / link / "plot.png", folder / f"{link}.png")
-        shutil.copyfile(results / link / "result.json", folder / f"{link}.json")
+        numbers = json.loads((results / link / "result.json").read_text(encoding="utf-8"))
+        if len(numbers["rows"]) <= MOST_ROWS:  # a row per instance says no more than its picture
+            (folder / f"{link}.json").write_text(json.dumps(numbers) + "\n", encoding="utf-8")
         page = page.replace(f"({link}/plot.png)", f"(results/{link}.png)")
     title, _, rest = page.partition("\n")
     lead = (folder / "lead.md").read_text(encoding="utf-8").strip()

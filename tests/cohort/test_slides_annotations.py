@@ -469,7 +469,7 @@ class TestCoveredShare:
 def test_instance_labels():
     shares = np.array([0, 1e-6, 0.49, 0.5, 1])
     assert instance_labels(shares).tolist() == [0, 1, 1, 1, 1]
-    assert instance_labels(shares, 0.5).tolist() == [0, 0, 0, 1, 1]
+    assert instance_labels(shares, 0.5).tolist() == [0, -1, -1, 1, 1]
     assert instance_labels(shares).dtype == np.int8
     with pytest.raises(InputError, match="minimum_share"):
         instance_labels(shares, 50)

@@ -113,11 +113,11 @@ def instance_labels(shares: npt.NDArray[np.floating], minimum_share: float = MIN
         minimum_share: Least share of a positive tile; at 0 any share above 0 is enough.
 
     Returns:
-        (N,) 1 or 0.
+        (N,) 1 where enough is covered, 0 where nothing is, -1 (unknown) between.
 
     Raises:
         InputError: If the minimum is not between 0 and 1.
     """
     if not 0 <= minimum_share <= 1:
         raise InputError(f"minimum_share must be between 0 and 1, got {minimum_share}")
-    return ((shares > 0) & (shares >= minimum_share)).astype(np.int8)
+    return np.where(shares <= 0, 0, np.where(shares >= minimum_share, 1, -1)).astype(np.int8)

@@ -213,10 +213,9 @@ def _label_tiles(
         return None
     if slide.annotation is None:
         return np.full(len(coords), slide.unannotated, np.int8)
-    from its2clr.cohort.slides.annotations import covered_share
+    from its2clr.cohort.slides.annotations import covered_share, instance_labels
 
-    share = covered_share(tumour, coords, float(plan.side))
-    return np.where(share <= 0, 0, np.where(share >= min_covered, 1, -1)).astype(np.int8)
+    return instance_labels(covered_share(tumour, coords, float(plan.side)), min_covered)
 
 
 def _fingerprint(slide: Slide, settings: SlideSettings) -> str:
