@@ -1,5 +1,6 @@
 """Tiling that is disturbed: a worker killed, the whole command killed, a slide that kills its workers."""
 
+import json
 import os
 import signal
 import subprocess
@@ -135,6 +136,24 @@ def test_a_cohort_from_slides_goes_through_fit(undisturbed, tmp_path):
     its2clr("fit", out, "--out", tmp_path / "run", "--recipe", "demo", *settings, "--set", "pretrain.epochs=4")
     assert (tmp_path / "run" / "results.json").exists()
     assert cohort.n_instances > 100
+
+
+def test_classes_and_stains_are_options_of_the_command(tmp_path):
+    manifest = write_slides(tmp_path / "slides", count=1, side=(320, 320))
+    square = {"type": "Polygon", "coordinates": [[[0, 0], [160, 0], [160, 320], [0, 320], [0, 0]]]}
+    feature = {"type": "Feature", "geometry": square, "properties": {"classification": {"name": "DCIS"}}}
+    (manifest.parent / "0.geojson").write_text(json.dumps(feature))
+    manifest.write_text("bag_id,file,annotation\n0,0.tif,0.geojson\n")
+    options = [*OPTIONS, "--unlabelled", "--min-saturation", 0]
+    refused = its2clr("cohort", "slides", manifest, tmp_path / "refused", *options, check=False)
+    assert refused.returncode == 2
+    assert "DCIS" in (tmp_path / "refused" / "problems.csv").read_text()
+    its2clr("cohort", "slides", manifest, tmp_path / "plain", *options, "--class", "DCIS")
+    its2clr("cohort", "slides", manifest, tmp_path / "moved", *options, "--class", "DCIS", "--stain", "vahadane")
+    plain, moved = (read_tiles(tile_path(tmp_path / name, "0")) for name in ("plain", "moved"))
+    assert (plain.labels == (plain.coords[:, 0] < 160)).all()
+    assert np.array_equal(plain.labels, moved.labels)
+    assert plain.encoded(0) != moved.encoded(0)
 
 
 def test_errors_of_the_command_are_one_message(tmp_path):
