@@ -261,6 +261,10 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="JSON file for the numbers; a plot of the growth goes beside it.")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="rates, aggregators, scaling or agreement, repeatable; joins what --out holds already."),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="e.g. engine.compile=never or encoder.name=resnet50.")
     ] = None,
@@ -268,28 +272,34 @@ def bench(
     """Measure how close the stages come to what this machine can do, as ratios within one run (minutes)."""
     import torch
 
-    from its2clr.bench.report import plot_scaling, run_benchmarks
+    from its2clr.bench.report import GROUPS, joined, plot_scaling, run_benchmarks
     from its2clr.config import resolve_config
-    from its2clr.engine.files import write_json
+    from its2clr.engine.files import read_json, write_json
 
     chosen = size or ("full" if torch.cuda.is_available() else "small")
     config = resolve_config(None, settings or [])
-    found = run_benchmarks(chosen, config, lambda text: console.print(text, highlight=False, soft_wrap=True))
+    groups = only or list(GROUPS)
+    if unknown := set(groups) - set(GROUPS):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: not one of {', '.join(GROUPS)}", param_hint="--only")
+    found = run_benchmarks(chosen, config, lambda text: console.print(text, highlight=False, soft_wrap=True), groups)
     if out is not None:
+        found = joined(read_json(out), found) if only and out.exists() else found
         write_json(out, found)
-        plot_scaling(found, out.with_suffix(".png"))
+        if "scaling_seconds" in found:
+            plot_scaling(found, out.with_suffix(".png"))
     table = Table(title=f"{found['hardware']['device']}, {found['hardware']['precision']}, size {chosen}")
     table.add_column("", no_wrap=True)
     table.add_column("ratio", justify="right")
     for name, value in found["ratios"].items():
         table.add_row(name, f"{value:.2f}")
     console.print(table)
-    update, hours = found["update_seconds"], found["simclr_600_epochs_of_250000_tiles"]["hours, projected"]
-    console.print(
-        f"one pseudo-label update on {update['tiles']:.0f} tiles: {update['update']:.1f} s; the paper's SimCLR "
-        f"(600 epochs of 250,000 tiles) at this rate: {hours:.1f} h",
-        highlight=False,
-    )
+    if update := found.get("update_seconds"):
+        console.print(
+            f"one pseudo-label update on {update['tiles']:.0f} tiles: {update['update']:.1f} s", highlight=False
+        )
+    if projected := found.get("simclr_600_epochs_of_250000_tiles"):
+        hours = projected["hours, projected"]
+        console.print(f"the paper's SimCLR (600 epochs of 250,000 tiles) at this rate: {hours:.1f} h", highlight=False)
 
 
 @app.command()

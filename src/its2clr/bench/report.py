@@ -1,27 +1,41 @@
 """Runs the benchmarks and puts them into ratios: what a user of the machine at hand can expect."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from its2clr import __version__
-from its2clr.bench.measure import SIZES, Bench, hardware
+from its2clr.bench.measure import COMMON_WAYS, SIZES, Bench, hardware
 from its2clr.config import RunConfig
 from its2clr.engine.devices import Engine
+from its2clr.errors import InputError
 
 PAPER_TILES, PAPER_EPOCHS, PAPER_HOURS = 250_000, 600, 90
 """Camelyon16's SimCLR in the paper (section 4.5)."""
 
 
+GROUPS = {
+    "rates": ("images_per_second", "views_per_second"),
+    "aggregators": ("aggregator_seconds_per_epoch", "update_seconds"),
+    "scaling": ("scaling_seconds",),
+    "agreement": ("agreement_of_loss",),
+}
+"""What is measured together. Every ratio lies within one group, so within one run."""
+
+
 def run_benchmarks(
-    size: str, config: RunConfig | None = None, say: Callable[[str], None] = lambda _: None
+    size: str,
+    config: RunConfig | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    groups: Collection[str] = tuple(GROUPS),
 ) -> dict[str, Any]:
-    """Measure everything at one size.
+    """Measure at one size.
 
     Args:
         size: "full" or "small" (a CPU); "tiny" tries the code only.
         config: Settings; the defaults are the paper's. The network is compiled on a GPU unless they say otherwise.
         say: Told what was measured, line by line.
+        groups: Names of `GROUPS`.
 
     Returns:
         What was measured, by kind, and `ratios`.
@@ -33,7 +47,7 @@ def run_benchmarks(
     engine.bars.enabled = False
     bench = Bench(SIZES[size], engine, config)
     found: dict[str, Any] = {"its2clr": __version__, "hardware": hardware(engine), "size": size}
-    kinds: dict[str, Callable[[], Any]] = {
+    measures: dict[str, Callable[[], Any]] = {
         "images_per_second": lambda: bench.training() | bench.extraction(),
         "views_per_second": bench.views,
         "aggregator_seconds_per_epoch": bench.aggregators,
@@ -41,17 +55,37 @@ def run_benchmarks(
         "scaling_seconds": bench.scaling,
         "agreement_of_loss": bench.agreement,
     }
-    for kind, measure in kinds.items():
-        found[kind] = measure()
+    for kind in (kind for group in GROUPS if group in groups for kind in GROUPS[group]):
+        found[kind] = measures[kind]()
         say(f"{kind.replace('_', ' ')}:")
         for name, value in found[kind].items():
             say(f"  {name}: {_readable(value)}")
-    found["ratios"] = ratios(found)
-    rate = found["images_per_second"]["SimCLR epoch"]
-    found["simclr_600_epochs_of_250000_tiles"] = {
-        "hours, projected": PAPER_EPOCHS * PAPER_TILES * 2 / rate / 3600,
-        "hours, paper": PAPER_HOURS,
-    }
+    return with_ratios(found)
+
+
+def joined(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """An earlier measurement with some groups measured anew.
+
+    Raises:
+        InputError: When it was not the same version, machine and size.
+    """
+    for what in ("its2clr", "hardware", "size"):
+        if earlier[what] != found[what]:
+            raise InputError(
+                f"the file holds measurements of another {what} ({earlier[what]}, now {found[what]}): "
+                "measure everything, or give another --out"
+            )
+    return with_ratios({**earlier, **found})
+
+
+def with_ratios(found: dict[str, Any]) -> dict[str, Any]:
+    """What was measured with its ratios and the paper's SimCLR projected."""
+    found = {**found, "ratios": ratios(found)}
+    if "images_per_second" in found:
+        found["simclr_600_epochs_of_250000_tiles"] = {
+            "hours, projected": PAPER_EPOCHS * PAPER_TILES * 2 / found["images_per_second"]["SimCLR epoch"] / 3600,
+            "hours, paper": PAPER_HOURS,
+        }
     return found
 
 
@@ -63,19 +97,21 @@ def _readable(value: float | dict[str, float]) -> str:
 
 def ratios(found: dict[str, Any]) -> dict[str, float]:
     """Each stage against its limit; the compiled training step is the limit where there is one."""
-    rates, views = found["images_per_second"], found["views_per_second"]
-    aggregators = found["aggregator_seconds_per_epoch"]
-    limit = rates.get("bare training, compiled", rates["bare training"])
-    of_limit = ("SimCLR epoch", "SimCLR epoch from host memory", "refinement epoch")
-    return {
-        **{f"{name} / bare training step": rates[name] / limit for name in of_limit if name in rates},
-        "extraction / bare inference": rates["extraction"] / rates["bare inference"],
-        "views / bare training step": views["ours"] / limit,
-        **{f"views / {name}": views["ours"] / rate for name, rate in views.items() if name != "ours"},
-        "SimCLR epoch / common way": rates["SimCLR epoch"] / rates["common way (DataLoader, torchvision)"],
-        "plain aggregator loop / ours, one seed": aggregators["plain loop"] / aggregators["1 seed"],
-        "ours, five seeds / one seed": aggregators["5 seeds"] / aggregators["1 seed"],
-    }
+    result: dict[str, float] = {}
+    if "images_per_second" in found:
+        rates, views = found["images_per_second"], found["views_per_second"]
+        limit = rates.get("bare training, compiled", rates["bare training"])
+        of_limit = ("SimCLR epoch", "SimCLR epoch from host memory", "refinement epoch")
+        result |= {f"{name} / bare training step": rates[name] / limit for name in of_limit if name in rates}
+        result["extraction / bare inference"] = rates["extraction"] / rates["bare inference"]
+        result["views / bare training step"] = views["ours"] / limit
+        result |= {f"views / {name}": views["ours"] / rate for name, rate in views.items() if name != "ours"}
+        result |= {f"SimCLR epoch / {way}": rates["SimCLR epoch"] / rates[way] for way in COMMON_WAYS}
+    if "aggregator_seconds_per_epoch" in found:
+        seconds = found["aggregator_seconds_per_epoch"]
+        result["plain aggregator loop / ours, one seed"] = seconds["plain loop"] / seconds["1 seed"]
+        result["ours, five seeds / one seed"] = seconds["5 seeds"] / seconds["1 seed"]
+    return result
 
 
 def plot_scaling(found: dict[str, Any], path: str | Path) -> None:
