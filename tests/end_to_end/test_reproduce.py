@@ -218,6 +218,18 @@ def test_a_lost_worker_costs_its_task_only(tmp_path):
     assert "InputError" in reasons[2]  # there is no such cohort, but its worker lived to say so
 
 
+def test_a_failed_task_leaves_no_process_to_the_next(tmp_path):
+    plugin = tmp_path / "failing.py"
+    plugin.write_text(
+        f"import os\nopen({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}} ')\nraise ValueError\n"
+    )
+    settings = {**resolve_config("demo", TINY).model_dump(mode="json"), "plugins": [str(plugin)]}
+    jobs = [Job("pretrain", "/nowhere", Resampling(), (), seed) for seed in range(3)]
+    tasks = {job: Task(job, tmp_path / f"run{job.seed}", tmp_path, settings, (), of_features=False) for job in jobs}
+    assert len(execute(tasks, 2, lambda outcome, done, total: None)) == 3
+    assert len(set((tmp_path / "pids").read_text().split())) == 3
+
+
 def test_the_list_and_mistakes():
     assert "tab:WR_exp" in its2clr("reproduce", "--list").stdout
     wrong = its2clr("reproduce", "tab:mainresul", check=False)

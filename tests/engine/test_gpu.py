@@ -1,5 +1,8 @@
 """What only a GPU can show: recorded, compiled and fed from host memory, a training is the training it was."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from tests.conftest import TINY
@@ -93,6 +96,33 @@ def test_an_objective_that_looks_at_values_is_refused_with_advice():
     )
     with pytest.raises(TrainingError, match=r"engine.record_steps=false"):
         train(step, 2)
+    assert torch.rand(3, device="cuda").max() < 1  # the process can go on
+    assert len(train(make_step(random_tiles().cuda())[0], 2)) == 2
+
+
+def test_recordings_go_with_their_step():
+    step, _ = make_step(random_tiles().cuda())
+    train(step, 2)
+    recording = weakref.ref(step._recorded)
+    gc.disable()
+    try:
+        del step
+        assert recording() is None
+    finally:
+        gc.enable()
+
+
+def test_garbage_left_by_others_does_not_spoil_a_recording():
+    for _ in range(3):
+        step, _ = make_step(random_tiles().cuda())
+        train(step, 2)
+        step.cycle = step  # only the search for cycles finds it
+        del step
+        gc.set_threshold(1)  # it searches all the time
+        try:
+            train(make_step(random_tiles().cuda())[0], 2)
+        finally:
+            gc.set_threshold(700)
 
 
 def test_a_batch_too_large_is_answered_with_advice():

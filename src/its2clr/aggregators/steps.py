@@ -6,7 +6,6 @@ same answer (the contract of `Aggregator`), and each shape is recorded when it f
 """
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ class TrainingStep:
         length = padded_length(length)
         shape = (*chosen.shape, length)
         if shape not in self._recorded:
-            self._recorded[shape] = Recorded(partial(self._step, length=length))
+            self._recorded[shape] = Recorded(self._step, length=length)
         return self._recorded[shape](chosen)
 
     def _step(self, chosen: Tensor, *, length: int) -> Tensor:

@@ -1,7 +1,10 @@
 """GPU work recorded once as a CUDA graph and replayed, so that launching its many small kernels costs nothing."""
 
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,12 +23,15 @@ class Recorded(Generic[T]):
     What the work uses besides its inputs must stay where it is. What it returns is valid until the next run.
 
     Args:
-        work: Takes the inputs; must neither wait for the device nor look at values.
+        work: A method of the object this is kept in; takes the inputs; must neither wait for the device nor look at
+            values. It is held weakly: the object and its recordings go when the last user of the object goes, not
+            when Python next looks for cycles.
         generators: Random generators it draws from besides the global one.
+        fixed: Further arguments, the same in every run.
     """
 
-    def __init__(self, work: Callable[..., T], generators: Sequence[torch.Generator] = ()) -> None:
-        self._work, self._generators = work, generators
+    def __init__(self, work: Callable[..., T], generators: Sequence[torch.Generator] = (), **fixed: Any) -> None:
+        self._method, self._generators, self._fixed = weakref.WeakMethod(work), generators, fixed
         self._plain_runs = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[Tensor | None]
@@ -51,16 +57,24 @@ class Recorded(Generic[T]):
         for generator in self._generators:
             self._graph.register_generator_state(generator)
         try:
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            with _nothing_collected(), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._result = self._work(*self._inputs)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            self._graph = None
+            for generator in (torch.cuda.default_generators[torch.cuda.current_device()], *self._generators):
+                _end_recording(generator)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             raise TrainingError(
                 "a step could not be recorded as a CUDA graph, because its network or objective looks at values on the "
                 "way (.item(), boolean indexing)? Train it with engine.record_steps=false. "
                 f"CUDA says: {str(error).partition(chr(10))[0]}"
             ) from error
+
+    def _work(self, *inputs: Tensor | None) -> T:
+        method = self._method()
+        assert method is not None
+        return method(*inputs, **self._fixed)
 
     def _on_side_stream(self, *inputs: Tensor | None) -> T:
         """Run on another stream, as recording wants the runs before it to be."""
@@ -70,3 +84,22 @@ class Recorded(Generic[T]):
             result = self._work(*inputs)
         torch.cuda.current_stream().wait_stream(side)
         return result
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """No search for cyclic garbage: what it frees on the device (other graphs, say) would spoil a recording."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _end_recording(generator: torch.Generator) -> None:
+    """A recording that failed leaves its generators waiting for its end; whoever draws next would fail."""
+    fresh = torch.Generator(generator.device)
+    fresh.manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh)

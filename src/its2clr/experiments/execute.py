@@ -133,7 +133,7 @@ def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
 
 
 class _Worker:
-    """A process that runs one task after the other; started when it gets its first, and anew when it was lost."""
+    """A process that runs one task after the other; started when it gets its first, and anew after a failure."""
 
     def __init__(self, number: int, count: int) -> None:
         self._number, self._count = number, count
@@ -157,8 +157,9 @@ class _Worker:
         try:
             outcome: Outcome = self.pipe.recv()
         except (EOFError, ConnectionResetError):
-            self.stop()
-            return Outcome(job, 0.0, LOST)
+            outcome = Outcome(job, 0.0, LOST)
+        if outcome.failure is not None:
+            self.stop()  # a process in which work on the GPU failed may fail at everything after it
         return outcome
 
     def stop(self) -> None:
