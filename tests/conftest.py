@@ -49,3 +49,16 @@ def tiny_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cohort") / "tiny"
     make_synthetic(folder, size="tiny", workers=1)
     return folder
+
+
+@pytest.fixture(scope="session")
+def evaluated_run(tiny_cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole tiny run, evaluated; once per process, and not to be changed."""
+    from its2clr.evaluation.frozen import evaluate
+    from its2clr.pipeline import open_run
+
+    run = tmp_path_factory.mktemp("run") / "run"
+    stages = open_run(run, tiny_cohort, "demo", TINY, quiet=True)
+    stages.fit()
+    evaluate(stages)
+    return run

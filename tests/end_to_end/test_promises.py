@@ -106,7 +106,7 @@ def test_results_hold_every_number(finished, tiny_cohort):
     assert all("instance_auc" in entry for entry in results["rounds"])
     assert {"churn", "positive_share", "false_positive_share"} <= results["health"]["rounds"][1].keys()
     predictions = pd.read_parquet(finished.run.path / "predictions.parquet")
-    assert len(predictions) == 2 * cohort.split("test").n_instances
+    assert len(predictions) == 2 * Cohort.open(finished.run.cohort).n_instances
     best = max(results["rounds"], key=lambda entry: (entry["validation_auc"], entry["epoch"]))
     assert results["refine"]["best_epoch"] == best["epoch"]
     _, state = load_checkpoint(finished.run.checkpoint("encoder-its2clr"))

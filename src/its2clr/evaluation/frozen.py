@@ -12,6 +12,7 @@ from scipy.special import expit
 
 from its2clr.aggregators.trained import Predictions
 from its2clr.cohort import Cohort
+from its2clr.cohort.splits import SPLITS
 from its2clr.config import RefineConfig
 from its2clr.engine.files import atomic_path, read_json, write_json
 from its2clr.engine.rundir import read_metrics
@@ -48,8 +49,8 @@ class Scores:
 def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     """Measure every trained pair of encoder and aggregator on the test bags, and write what was found into the run.
 
-    Leaves `results.json`, `predictions.parquet` (one row per test instance and pair) and `bag_predictions.csv`. Does
-    nothing but read when it was done before and nothing was trained since.
+    Leaves `results.json`, `predictions.parquet` (one row per instance and pair) and `bag_predictions.csv`; these hold
+    all splits. Does nothing but read when it was done before and nothing was trained since.
 
     Args:
         stages: The run.
@@ -74,11 +75,11 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
         return results
     cohort = Cohort.open(run.cohort)
     run.check_cohort(cohort.tile_size)
-    unlabelled = {name: cohort.split(name).without_labels() for name in ("val", "test")}
+    unlabelled = {name: cohort.split(name).without_labels() for name in SPLITS}
     scores = {pair: {name: predict(stages, *pair, part) for name, part in unlabelled.items()} for pair in pairs}
     own = run.config.aggregator.name
     refined = (REFINED, own) in pairs
-    health = _health(stages, predict(stages, REFINED, own, cohort.split("train").without_labels())) if refined else None
+    health = _health(stages, scores[REFINED, own]["train"]) if refined else None
     # Every model is frozen and every score written down: from here on test labels may be read.
     validation, test = cohort.split("val"), cohort.split("test")
     config = run.config.evaluation
@@ -105,7 +106,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
         results["health"] = health
     if stages.engine.is_writer:
         write_json(run.path / "results.json", results)
-        _write_predictions(run.path, test, {pair: parts["test"] for pair, parts in scores.items()})
+        _write_predictions(run.path, cohort, scores)
     run.mark_done("evaluate", **notes)
     return results
 
@@ -263,38 +264,45 @@ def _health(stages: Stages, final: Scores) -> dict[str, Any]:
     return {**report, "final": last["rounds"][0], "warnings": warnings_of(last)}
 
 
-def _write_predictions(run: Path, test: Cohort, scores: dict[tuple[str, str], Scores]) -> None:
-    bag = test.bag_index()
-    coords = test.coords()
-    truth = test.instance_labels() if test.has_instance_labels else np.full(len(bag), -1, dtype=np.int8)
+def _write_predictions(run: Path, cohort: Cohort, scores: dict[tuple[str, str], dict[str, Scores]]) -> None:
     tables, bag_tables = [], []
-    for (encoder, aggregator), found in scores.items():
-        bag_probability = found.bags.mean(axis=0)
-        tables.append(
-            pd.DataFrame(
-                {
-                    "encoder": encoder,
-                    "aggregator": aggregator,
-                    "bag_id": test.bags["bag_id"].to_numpy()[bag],
-                    "instance": np.arange(len(bag)) - test.offsets()[bag],
-                    "name": test.names(),
-                    "x": coords[:, 0],
-                    "y": coords[:, 1],
-                    "probability": found.instances.mean(axis=0),
-                    "label": truth,
-                    "bag_probability": bag_probability[bag],
-                }
+    for split in SPLITS:
+        part = cohort.split(split)
+        places = _places(part)
+        for (encoder, aggregator), of_split in scores.items():
+            found = of_split[split]
+            model = {"encoder": encoder, "aggregator": aggregator}
+            bag_probability = found.bags.mean(axis=0)
+            tables.append(
+                places.assign(
+                    **model,
+                    probability=found.instances.mean(axis=0),
+                    bag_probability=bag_probability[part.bag_index()],
+                )
             )
-        )
-        bag_tables.append(
-            test.bags[["bag_id", "label", "group"]].assign(
-                encoder=encoder, aggregator=aggregator, probability=bag_probability
+            bag_tables.append(
+                part.bags[["bag_id", "label", "split", "group"]].assign(**model, probability=bag_probability)
             )
-        )
     with atomic_path(run / "predictions.parquet") as temporary:
         pd.concat(tables).to_parquet(temporary, index=False)
     with atomic_path(run / "bag_predictions.csv") as temporary:
         pd.concat(bag_tables).to_csv(temporary, index=False)
+
+
+def _places(cohort: Cohort) -> pd.DataFrame:
+    """One row per instance: where it is, and its ground truth (-1: unknown)."""
+    bag, coords = cohort.bag_index(), cohort.coords()
+    return pd.DataFrame(
+        {
+            "split": cohort.bags["split"].to_numpy()[bag],
+            "bag_id": cohort.bags["bag_id"].to_numpy()[bag],
+            "instance": np.arange(len(bag)) - cohort.offsets()[bag],
+            "name": cohort.names(),
+            "x": coords[:, 0],
+            "y": coords[:, 1],
+            "label": cohort.instance_labels() if cohort.has_instance_labels else np.full(len(bag), -1, np.int8),
+        }
+    )
 
 
 def results_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:

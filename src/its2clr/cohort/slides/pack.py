@@ -186,6 +186,7 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
             _NOTES: json.dumps(notes),
             "mpp_level0": mpp,
             "step_level0": plan.step,
+            "annotation": "" if slide.annotation is None else str(slide.annotation),
             **{f"n_{name}": count for name, count in asdict(counts).items()},
         },
     )

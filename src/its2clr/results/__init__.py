@@ -1,0 +1,1 @@
+"""Seeing the results: predictions for new bags, maps, GeoJSON, report and viewer."""
