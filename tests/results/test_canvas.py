@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -59,9 +61,7 @@ def test_a_slide_is_read_at_any_scale(slide_cohort):
 
 
 def test_a_slide_that_went_away_leaves_its_tiles(slide_cohort):
-    cohort, image = slide_cohort
-    from pathlib import Path
-
+    cohort, _ = slide_cohort
     tiles = cohort.tile_file("s1")
     Path(tiles.source).unlink()
     with open_canvas(tiles) as canvas:
