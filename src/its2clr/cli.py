@@ -165,6 +165,27 @@ def refine(
     _stages(cohort, run, recipe, settings).refine()
 
 
+@app.command()
+def correct(
+    run: Annotated[Path, typer.Argument(help="Folder of the run that was looked at.")],
+    corrections: Annotated[Path, typer.Argument(help="Folder with a GeoJSON file per corrected bag.")],
+    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
+    encoder: Annotated[str, typer.Option(help="Encoder to start from: its2clr or simclr.")] = "its2clr",
+) -> None:
+    """Refine again with a person's corrections: tiles marked as truly positive or negative are trusted.
+
+    In QuPath, give areas or tiles the class `Confirmed positive` or `Confirmed negative` and export each slide as
+    GeoJSON, named like its bag. Only training bags count; the new run keeps cohort and settings of the other.
+
+    Example: `its2clr correct runs/mine corrections/ --out runs/corrected`
+    """
+    from its2clr.pipeline import open_corrected
+
+    stages = open_corrected(run, corrections, out, encoder)
+    stages.fit()
+    _evaluate(stages)
+
+
 @app.command("end-to-end")
 def end_to_end(
     cohort: OptionalCohort = None,

@@ -151,6 +151,9 @@ class RefineConfig(OptimiserConfig):
     aggregator_seeds: Count = Field(
         1, description="aggregators trained per update; pseudo labels are their mean probability"
     )
+    corrections: str | None = Field(
+        None, description="folder of GeoJSON files, one per bag, that mark tiles as truly positive or negative"
+    )
     views: ViewsConfig = Field(default_factory=ViewsConfig)
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from its2clr.engine.devices import Engine
 from its2clr.engine.rundir import RunDirectory, read_run_config
 from its2clr.errors import InputError
 from its2clr.plugins import import_plugins
-from its2clr.stages import Stages
+from its2clr.stages import REFINED, Stages, started_from
 
 
 def open_run(
@@ -46,3 +46,28 @@ def open_run(
     if quiet:
         engine.bars.enabled = False
     return Stages(RunDirectory(run, config, cohort, engine), engine, write_features=write_features)
+
+
+def open_corrected(run: str | Path, corrections: str | Path, out: str | Path, encoder: str = REFINED) -> Stages:
+    """Begin or go on with a run that takes up another one with a person's corrections.
+
+    Args:
+        run: Folder of the run that was looked at; its cohort and settings are kept.
+        corrections: Folder with a GeoJSON file per corrected bag; see `its2clr.refine.corrections`.
+        out: Folder of the new run.
+        encoder: Which encoder of the other run it starts from.
+
+    Raises:
+        InputError: The other run has no such encoder, or `out` holds a run with other settings.
+    """
+    saved = read_run_config(run)
+    if saved is None:
+        raise InputError(f"{run}: not a run; `its2clr fit COHORT --out RUN` makes one")
+    if Path(out).resolve() == Path(run).resolve():
+        raise InputError(f"{out}: corrections begin a run of their own; give another --out than the run itself")
+    config, cohort = saved
+    settings = config.model_dump(mode="json")
+    checkpoint = Path(run).resolve() / "checkpoints" / f"encoder-{encoder}.safetensors"
+    settings["pretrain"]["start"] = str(started_from(str(checkpoint)))
+    settings["refine"]["corrections"] = str(Path(corrections).resolve())
+    return open_run(out, cohort, None, settings)

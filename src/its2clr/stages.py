@@ -31,6 +31,7 @@ from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError
 from its2clr.pretrain import pretrain
 from its2clr.refine.algorithm import refine, remove_candidates
+from its2clr.refine.corrections import trusted_instances
 from its2clr.refine.objectives import find_objective
 from its2clr.refine.rounds import Bags, aggregator_seeds
 
@@ -113,6 +114,7 @@ class Stages:
                 self.run,
                 self.config.seed,
                 self._instance_labels(),
+                self._trusted_instances(),
             )
         self._mark_done("refine", epochs=self.config.refine.epochs)
         remove_candidates(self.run)
@@ -287,6 +289,12 @@ class Stages:
         if (labels < 0).any():
             raise InputError("refine.labels=ground_truth needs the label of every training instance, some are unknown")
         return labels.astype(np.float32)
+
+    def _trusted_instances(self) -> NDArray[np.int8] | None:
+        folder = None if self.config.refine.corrections is None else Path(self.config.refine.corrections)
+        return self.engine.on_writer(
+            lambda: trusted_instances(folder, self.cohort.split("train"), self.run.path, self.engine.say)
+        )
 
     def _fresh_network(self) -> EmbeddingNetwork:
         with torch.random.fork_rng(devices=[]):

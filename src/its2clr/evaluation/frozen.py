@@ -13,7 +13,7 @@ from scipy.special import expit
 from its2clr.aggregators.trained import Predictions
 from its2clr.cohort import Cohort
 from its2clr.cohort.splits import SPLITS
-from its2clr.config import RefineConfig
+from its2clr.config import PretrainConfig, RefineConfig
 from its2clr.engine.files import atomic_path, read_json, write_json
 from its2clr.engine.rundir import read_metrics
 from its2clr.errors import InputError
@@ -97,6 +97,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     results |= {
         "cohort": {"path": str(run.cohort), **describe(cohort)},
         "aggregator": own,
+        "start": start_name(run.config.pretrain),
         "method": refinement_name(run.config.refine),
         "seconds": training_seconds(run.path),
     }
@@ -115,6 +116,12 @@ def predict(stages: Stages, encoder: str, aggregator: str, cohort: Cohort) -> Sc
     """Scores of an encoder's trained aggregators for the bags of a cohort."""
     trained = stages.aggregate(encoder, aggregator)
     return Scores.from_predictions(trained.predict(stages.features(encoder, cohort)))
+
+
+def start_name(config: PretrainConfig) -> str:
+    """What the encoder before refinement is."""
+    refined_before = config.start is not None and Path(config.start).name == f"encoder-{REFINED}.safetensors"
+    return "Refined before" if refined_before else "SimCLR"
 
 
 def refinement_name(config: RefineConfig) -> str:
@@ -307,7 +314,7 @@ def _places(cohort: Cohort) -> pd.DataFrame:
 
 def results_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Rows of the closing table: model, test bag AUC, test instance AUC; each mean (deviation) [interval]."""
-    names = {START: "SimCLR", REFINED: results["method"], END_TO_END: "End to end"}
+    names = {START: results.get("start", "SimCLR"), REFINED: results["method"], END_TO_END: "End to end"}
     rows = []
     for encoder in (name for name in ENCODERS if name in results):
         found = {results["aggregator"]: results[encoder].get("test")} | results[encoder].get("aggregators", {})

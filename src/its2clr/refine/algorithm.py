@@ -19,7 +19,7 @@ from its2clr.engine.files import atomic_path
 from its2clr.engine.guard import CollapseGuard
 from its2clr.engine.rundir import RunDirectory, TrainingState
 from its2clr.refine.objectives import find_objective
-from its2clr.refine.pseudo_labels import Pools
+from its2clr.refine.pseudo_labels import Pools, trust, with_trusted
 from its2clr.refine.rounds import Bags, aggregator_seeds, run_round, save_round
 from its2clr.refine.sampling import epoch_batches, epoch_pools
 from its2clr.training import TrainingStep, cosine_or_constant, train_epoch
@@ -41,6 +41,7 @@ def refine(
     run: RunDirectory,
     seed: int,
     truth: NDArray[np.float32] | None = None,
+    trusted: NDArray[np.int8] | None = None,
 ) -> None:
     """Refine the encoder with pseudo labels from bag labels; goes on from the run's last finished epoch.
 
@@ -57,6 +58,7 @@ def refine(
         run: Where rounds, checkpoints and metrics go.
         seed: Seed of aggregators, batches and views.
         truth: Instance labels to use instead of pseudo labels: ground-truth finetuning, an upper bound.
+        trusted: What a person said of training instances: 1, 0, or -1 for nothing.
 
     Raises:
         TrainingError: The loss became not-a-number or the representation collapsed.
@@ -75,7 +77,7 @@ def refine(
 
     def pools_of(epoch: int) -> Pools:
         threshold = state.notes.get("threshold", config.threshold)
-        return epoch_pools(state.tensors["probabilities"], threshold, train, config, epoch)
+        return with_trusted(epoch_pools(state.tensors["probabilities"], threshold, train, config, epoch), trusted)
 
     for epoch in range(start, config.epochs + 1):  # line 2
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
@@ -85,7 +87,8 @@ def refine(
             if truth is not None:
                 state.tensors["probabilities"] = torch.from_numpy(truth)
             elif replaced:
-                state.tensors["probabilities"] = torch.from_numpy(found.probabilities.mean(axis=0))  # line 13
+                labels = trust(found.probabilities.mean(axis=0), trusted)  # line 13
+                state.tensors["probabilities"] = torch.from_numpy(labels)
                 state.notes["threshold"] = found.threshold
             if improved:
                 state.notes |= {"best_validation_auc": found.validation_auc, "best_epoch": epoch}
@@ -94,7 +97,7 @@ def refine(
                     save_network(run.checkpoint(CANDIDATE.format(epoch=epoch)), network, run.config, dict(state.notes))
                 notes = {"epoch": epoch, "improved": improved, "pseudo_labels_replaced": replaced}
                 pools = pools_of(min(epoch + 1, config.epochs))
-                save_round(run.path / "rounds" / f"{epoch:03d}", found, train, pools, notes)
+                save_round(run.path / "rounds" / f"{epoch:03d}", found, train, pools, notes, trusted)
             logged = {"validation_auc": found.validation_auc, "replaced": replaced, "seconds": found.seconds}
             run.log("round", epoch, config.epochs, logged)
         if epoch == config.epochs:

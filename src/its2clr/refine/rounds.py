@@ -24,7 +24,7 @@ from its2clr.engine.devices import Engine
 from its2clr.engine.files import atomic_path, write_json
 from its2clr.engine.seeds import derive_seed
 from its2clr.engine.tiles import TileStore
-from its2clr.refine.pseudo_labels import Pools, negative_bag_threshold, pseudo_labels
+from its2clr.refine.pseudo_labels import Pools, negative_bag_threshold, pseudo_labels, trust
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,14 @@ def aggregator_seeds(seed: int, count: int) -> list[int]:
     return [derive_seed(seed, "aggregator", number) % 2**31 for number in range(count)]
 
 
-def save_round(folder: Path, round_: Round, train: Bags, selected: Pools, notes: dict[str, Any]) -> None:
+def save_round(
+    folder: Path,
+    round_: Round,
+    train: Bags,
+    selected: Pools,
+    notes: dict[str, Any],
+    trusted: NDArray[np.int8] | None = None,
+) -> None:
     """Write a round's pseudo labels, aggregators and numbers.
 
     Args:
@@ -145,6 +152,7 @@ def save_round(folder: Path, round_: Round, train: Bags, selected: Pools, notes:
         train: The training bags.
         selected: What the epoch after the round trains with (after the last round: what the last epoch did).
         notes: More numbers.
+        trusted: What a person said of the instances: 1, 0, or -1 for nothing.
     """
     bag = train.bag_of_instance
     mean = round_.probabilities.mean(axis=0)
@@ -154,9 +162,11 @@ def save_round(folder: Path, round_: Round, train: Bags, selected: Pools, notes:
             "bag_id": train.bag_ids[bag],
             "instance": np.arange(len(bag)) - train.offsets[bag],
             "probability": mean,
-            "pseudo_label": pseudo_labels(mean, in_positive_bag, bag, round_.threshold).astype(np.int8),
+            "pseudo_label": pseudo_labels(trust(mean, trusted), in_positive_bag, bag, round_.threshold).astype(np.int8),
         }
     )
+    if trusted is not None:
+        table["trusted"] = trusted
     table["selected"] = np.zeros(len(bag), dtype=np.int8)
     table.loc[selected.pseudo_positive, "selected"] = 1
     table.loc[selected.pseudo_negative, "selected"] = -1

@@ -1,0 +1,109 @@
+"""Corrections by a person: what was marked as truly positive or negative in QuPath enters refinement as trusted."""
+
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from its2clr.cohort import Cohort
+from its2clr.cohort.tiles import TileFile
+from its2clr.engine.files import atomic_path
+from its2clr.errors import InputError
+
+POSITIVE = "Confirmed positive"
+NEGATIVE = "Confirmed negative"
+"""Classes of the marked areas or tiles, in any case of letters."""
+LEAST_SHARE = 0.5
+"""A tile is marked when this much of it is."""
+UNKNOWN = -1
+"""An instance that nobody marked."""
+FILE = "corrections.csv"
+
+Trusted = NDArray[np.int8]
+
+
+def trusted_instances(corrections: Path | None, train: Cohort, run: Path, say: Callable[[str], None]) -> Trusted | None:
+    """What is trusted of each training instance; kept in the run, so that it goes on with what it began with.
+
+    Args:
+        corrections: A folder with a GeoJSON file per corrected bag, named like the bag; None: no corrections.
+        train: The training bags; corrections of other bags are not looked at.
+        run: Folder of the run.
+        say: Told how much was marked.
+
+    Returns:
+        (N,) 1 (positive), 0 (negative) or -1 (nobody says); None without corrections.
+
+    Raises:
+        InputError: The corrections cannot be read or contradict a bag's label or one another.
+    """
+    if corrections is None:
+        return None
+    kept = run / FILE
+    if kept.is_file():
+        return _from_table(pd.read_csv(kept, dtype={"bag_id": str}, keep_default_na=False), train)
+    trusted = read_corrections(corrections, train, say)
+    index = np.flatnonzero(trusted != UNKNOWN)
+    bag = train.bag_index()[index]
+    table = {"bag_id": train.bags["bag_id"].to_numpy()[bag], "instance": index - train.offsets()[bag]}
+    with atomic_path(kept) as temporary:
+        pd.DataFrame({**table, "label": trusted[index]}).to_csv(temporary, index=False)
+    return trusted
+
+
+def read_corrections(folder: Path, train: Cohort, say: Callable[[str], None]) -> Trusted:
+    """Read a folder of corrections; see `trusted_instances`."""
+    if not folder.is_dir():
+        raise InputError(f"refine.corrections: {folder} is no folder; give one with a GeoJSON file per corrected bag")
+    files = {path.stem: path for path in sorted(folder.glob("*.geojson"))}
+    trusted = np.full(train.n_instances, UNKNOWN, np.int8)
+    offsets, used = train.offsets(), set()
+    for number, (bag_id, label) in enumerate(zip(train.bags["bag_id"], train.bags["label"], strict=True)):
+        path = files.get(quote(bag_id, safe="")) or files.get(bag_id)
+        if path is None:
+            continue
+        used.add(path)
+        found = _of_bag(path, train.tile_file(bag_id))
+        if label == 0 and (found == 1).any():
+            raise InputError(
+                f"{path}: marks {int((found == 1).sum())} tiles of bag {bag_id!r} as positive, but the bag is labelled "
+                "negative; correct the label in the manifest, or the marks"
+            )
+        trusted[offsets[number] : offsets[number + 1]] = found
+    if not used:
+        raise InputError(
+            f"refine.corrections: {folder} holds no GeoJSON file that is named like a training bag "
+            f"({train.bags['bag_id'].iloc[0]}.geojson, for example)"
+        )
+    others = len(files) - len(used)
+    say(
+        f"corrections: {int((trusted == 1).sum())} tiles positive and {int((trusted == 0).sum())} negative in "
+        f"{len(used)} training bags" + (f"; {others} files are not of training bags, not used" if others else "")
+    )
+    return trusted
+
+
+def _of_bag(path: Path, tiles: TileFile) -> Trusted:
+    from its2clr.cohort.slides.annotations import covered_share, read_annotations
+
+    marked = {}
+    for name in (POSITIVE, NEGATIVE):
+        area = read_annotations(path, classes=[name]).tumour
+        marked[name] = covered_share(area, tiles.coords, tiles.tile_size_level0) >= LEAST_SHARE
+    both = int((marked[POSITIVE] & marked[NEGATIVE]).sum())
+    if both:
+        raise InputError(
+            f"{path}: {both} tiles are marked as both {POSITIVE!r} and {NEGATIVE!r}; let one of them stand"
+        )
+    return np.select([marked[POSITIVE], marked[NEGATIVE]], [1, 0], UNKNOWN).astype(np.int8)
+
+
+def _from_table(table: pd.DataFrame, train: Cohort) -> Trusted:
+    first = dict(zip(train.bags["bag_id"], train.offsets(), strict=False))
+    trusted = np.full(train.n_instances, UNKNOWN, np.int8)
+    rows = table["bag_id"].map(first).to_numpy(dtype=np.int64) + table["instance"].to_numpy(dtype=np.int64)
+    trusted[rows] = table["label"].to_numpy(dtype=np.int8)
+    return trusted
