@@ -79,8 +79,8 @@ def rate_section(table: pd.DataFrame, rate: float, bags: str, cells: str) -> str
     ours = keyed.loc[OURS] if OURS in table["row"].to_numpy() else None
     runs = len(table) // table["row"].nunique()
     explained = (
-        f"Bags by {bags}, instances by {cells}; mean ± deviation over {runs} runs, in brackets ItS2CLR minus the row, run "
-        "by run."
+        f"Bags by {bags}, instances by {cells}; mean ± deviation over {runs} runs, in brackets ItS2CLR minus the row, "
+        "run by run."
     )
     lines = [
         f"## Witness rate {rate:g}",
