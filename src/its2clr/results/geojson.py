@@ -7,7 +7,7 @@ model. Coordinates are pixels of level 0, which is what QuPath counts in. The sa
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from its2clr.engine.files import atomic_path
 from its2clr.results.colours import check_threshold
 from its2clr.results.regions import find_regions
 from its2clr.results.scores import BagScores
+from its2clr.results.source import ScoredModel, Source, bag_file, mpp_level0
 
 Part = Literal["regions", "tiles"]
 
@@ -23,6 +24,35 @@ NEGATIVE: dict[str, Any] = {"name": "Negative", "color": [112, 112, 225]}
 """QuPath's own classes in their colours."""
 
 _DIGITS = 6
+
+
+def write_geojsons(
+    source: Source,
+    bag_ids: Sequence[str],
+    models: Sequence[ScoredModel],
+    out: Path,
+    *,
+    threshold: float,
+    only: Part | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write the file of every bag, `OUT/<bag_id>.geojson`; see `write_geojson`.
+
+    Args:
+        source: Where the bags are.
+        bag_ids: The bags.
+        models: Whose probabilities to write; the first one decides classes and regions.
+        out: Folder to write into.
+        threshold: The least probability of what is positive.
+        only: Which part to write; None: both.
+        progress: Called with the number of bags done and of all bags.
+    """
+    for done, bag_id in enumerate(bag_ids, start=1):
+        scores = {model.name: model.bag(bag_id) for model in models}
+        mpp = mpp_level0(source.cohort.tile_file(bag_id))
+        write_geojson(bag_file(out, bag_id, ".geojson"), scores, threshold, mpp, only)
+        if progress is not None:
+            progress(done, len(bag_ids))
 
 
 def write_geojson(

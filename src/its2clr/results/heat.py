@@ -76,8 +76,8 @@ def weighted_sums(
 
 def mean(total: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
     """The weighted mean, 0 where there is no weight."""
-    found = np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
-    return np.round(found, DECIMALS)
+    found: NDArray[np.float64] = np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
+    return found.round(DECIMALS)
 
 
 def spans(first: NDArray[np.int64], last: NDArray[np.int64], count: int) -> sparse.csr_array:

@@ -8,6 +8,7 @@ OME-TIFF keeps the smaller levels in SubIFDs; OpenSlide looks for them in the ch
 the pages are written once, and linked twice.
 """
 
+import itertools
 import math
 import struct
 import uuid
@@ -89,9 +90,7 @@ def write_probability(path: Path, scores: BagScores, ground: Ground, title: str)
     _write(path, scores, ground, lambda values: np.nan_to_num(values).astype(np.float32), title, facts)
 
 
-def _write(
-    path: Path, scores: BagScores, ground: Ground, paint: _Paint, title: str, facts: dict[str, str]
-) -> None:
+def _write(path: Path, scores: BagScores, ground: Ground, paint: _Paint, title: str, facts: dict[str, str]) -> None:
     sizes = ground.levels()
     sample = paint(np.full((1, 1), np.nan))
     samples = sample.shape[2:]
@@ -178,7 +177,7 @@ def _link_levels(path: Path) -> None:
         order, first = file.byteorder, file.pages.first
         offsets = [first.offset, *(first.subifds or ())]
     with path.open("r+b") as raw:
-        for offset, following in zip(offsets[:-1], offsets[1:], strict=True):
+        for offset, following in itertools.pairwise(offsets):
             raw.seek(offset)
             (entries,) = struct.unpack(f"{order}Q", raw.read(8))
             raw.seek(offset + 8 + 20 * entries)  # behind the entries: where the next page is

@@ -1,5 +1,6 @@
 """Where scores come from: the folder of an evaluated run, or of predictions for new bags; both look the same here."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from its2clr.cohort import Cohort
+from its2clr.cohort.tiles import TileFile
 from its2clr.errors import InputError
 from its2clr.evaluation.frozen import refinement_name
 from its2clr.results.scores import BagScores, Model, RunScores
@@ -36,7 +38,7 @@ class ScoredModel:
     @property
     def folder(self) -> str:
         """The name as a folder."""
-        return quote(self.name, safe="+")
+        return quote(self.name, safe="+ ")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,11 @@ class Source:
     usual: tuple[ScoredModel, ...]
     best: ScoredModel
     bag_ids: tuple[str, ...]
+
+    @property
+    def best_first(self) -> tuple[ScoredModel, ...]:
+        """The usual models, the best one at their head."""
+        return (self.best, *(model for model in self.usual if model is not self.best))
 
     def choose_models(self, names: Sequence[str] | None) -> tuple[ScoredModel, ...]:
         """The models of these names, or the usual ones.
@@ -95,6 +102,17 @@ class Source:
             bags = bags.sort_values("label", ascending=False, kind="stable")
         found: list[str] = bags["bag_id"].tolist()
         return found[:limit] if limit else found
+
+
+def bag_file(folder: Path, bag_id: str, suffix: str) -> Path:
+    """The file of a bag in a folder, whatever the bag is called."""
+    return folder / f"{quote(bag_id, safe='')}{suffix}"
+
+
+def mpp_level0(tiles: TileFile) -> float:
+    """Microns per pixel of level 0 of a tile file; NaN if unknown."""
+    mpp = float(tiles.attributes.get("mpp_level0", tiles.mpp * tiles.tile_size / tiles.tile_size_level0))
+    return mpp if mpp > 0 else math.nan
 
 
 def open_source(folder: str | Path) -> Source:

@@ -1,0 +1,143 @@
+"""The panels of a map: the slide, what is known, and what each model says, all of one size and scale."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import shapely
+from PIL import Image, ImageDraw
+
+from its2clr.cohort import Cohort
+from its2clr.results.canvas import Canvas, open_canvas
+from its2clr.results.colours import colour
+from its2clr.results.heat import Window, heat
+from its2clr.results.source import ScoredModel, mpp_level0
+from its2clr.results.truth import Truth, bag_truth
+
+IMAGE, TRUTH = "Image", "Ground truth"
+"""Titles of the first panels."""
+
+OPACITY = 0.65
+"""Of the colours over the slide, so that tissue is seen through them."""
+
+_LARGEST_ENLARGED = 640
+_BLOCK_PIXELS = 2**26
+_OUTLINE = ((255, 255, 255), (0, 0, 0))
+_VEIL = 0.45
+
+
+class Panel(NamedTuple):
+    """A picture with what stands above it."""
+
+    title: str
+    caption: str
+    image: Image.Image
+
+
+class BagPanels(NamedTuple):
+    """All panels of a bag.
+
+    Attributes:
+        bag_id: The bag.
+        panels: Slide, ground truth if there is any, one per model.
+        scale: Pixels of a panel per pixel of level 0.
+        mpp: Microns per pixel of level 0; NaN if unknown.
+    """
+
+    bag_id: str
+    panels: list[Panel]
+    scale: float
+    mpp: float
+
+
+def draw_bag(cohort: Cohort, bag_id: str, models: Sequence[ScoredModel], threshold: float, longest: int) -> BagPanels:
+    """Draw the panels of a bag.
+
+    Args:
+        cohort: Of the bag.
+        bag_id: The bag.
+        models: Those to show.
+        threshold: Probability below which a map is transparent.
+        longest: Pixels of the longer side of a panel.
+    """
+    tiles = cohort.tile_file(bag_id)
+    scores = [model.bag(bag_id) for model in models]
+    with open_canvas(tiles) as canvas:
+        out = panel_size(canvas.size, longest)
+        slide = thumbnail(canvas, out)
+        truth = bag_truth(cohort, scores[0], canvas)
+        window = Window(0, 0, *canvas.size)
+    panels = [Panel(IMAGE, bag_id + _label(cohort, bag_id), slide)]
+    scale = np.array(out) / np.array(window[2:])
+    if truth is not None:
+        known = truth.origin if not truth.area.is_empty else "nothing positive"
+        panels.append(Panel(TRUTH, known, draw_truth(slide, truth, scale)))
+    for model, found in zip(models, scores, strict=True):
+        overlay = Image.fromarray(colour(heat(found, window, out), threshold))
+        caption = f"bag probability {found.probability:.2f}"
+        panels.append(Panel(model.title, caption, lay_over(slide, overlay)))
+    return BagPanels(bag_id, panels, float(scale[0]), mpp_level0(tiles))
+
+
+def _label(cohort: Cohort, bag_id: str) -> str:
+    if "label" not in cohort.bags.columns:
+        return ""
+    label = cohort.bags.loc[cohort.bags["bag_id"] == bag_id, "label"].item()
+    return f" ({'positive' if label == 1 else 'negative'})"
+
+
+def panel_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
+    """Width and height of a panel; small bags are enlarged by a whole number, so that tiles stay sharp."""
+    scale = min(longest, max(*size, _LARGEST_ENLARGED)) / max(size)
+    scale = math.floor(scale) if scale > 1 else scale
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def thumbnail(canvas: Canvas, out: tuple[int, int]) -> Image.Image:
+    """The whole canvas; a large one in parts, since its coarsest level may be as large as itself."""
+    width, height = canvas.size
+    if width * height <= _BLOCK_PIXELS:
+        return canvas.read(0, 0, width, height, out)
+    picture = Image.new("RGB", out)
+    parts = math.ceil(math.sqrt(width * height / _BLOCK_PIXELS))
+    edges = [np.linspace(0, side, parts + 1).round().astype(int).tolist() for side in out]
+    for left, right in zip(edges[0][:-1], edges[0][1:], strict=True):
+        for top, bottom in zip(edges[1][:-1], edges[1][1:], strict=True):
+            x, x_end = (round(edge * width / out[0]) for edge in (left, right))
+            y, y_end = (round(edge * height / out[1]) for edge in (top, bottom))
+            picture.paste(canvas.read(x, y, x_end - x, y_end - y, (right - left, bottom - top)), (left, top))
+    return picture
+
+
+def lay_over(slide: Image.Image, overlay: Image.Image) -> Image.Image:
+    """The slide in pale grey, so that all colour is the map's, with the overlay on it."""
+    grey = Image.blend(slide.convert("L").convert("RGB"), Image.new("RGB", slide.size, (255, 255, 255)), _VEIL)
+    alpha = overlay.getchannel("A").point(lambda value: round(value * OPACITY))
+    return Image.composite(overlay.convert("RGB"), grey, alpha)
+
+
+def draw_truth(slide: Image.Image, truth: Truth, scale: Any) -> Image.Image:
+    """The slide with the positive area outlined, black on white, and the rest paler."""
+    area = shapely.transform(truth.area, lambda xy: xy * scale)
+    inside = Image.new("L", slide.size, 0)
+    draw = ImageDraw.Draw(inside)
+    for polygon in shapely.get_parts(area):
+        # a pixel is inside if its centre is, as in a map
+        draw.polygon([(x - 0.5, y - 0.5) for x, y in polygon.exterior.coords], fill=255)
+        for hole in polygon.interiors:
+            draw.polygon([(x - 0.5, y - 0.5) for x, y in hole.coords], fill=0)
+    pale = Image.blend(slide, Image.new("RGB", slide.size, (255, 255, 255)), _VEIL)
+    picture = Image.composite(slide, pale, inside)
+    draw = ImageDraw.Draw(picture)
+    width = max(1, max(slide.size) // 400)
+    for colour_, extra in zip(_OUTLINE, (2 * width, 0), strict=True):
+        for ring in _rings(area):
+            draw.line(ring, fill=colour_, width=width + extra, joint="curve")
+    return picture
+
+
+def _rings(area: Any) -> Iterator[list[tuple[float, float]]]:
+    for polygon in shapely.get_parts(area):
+        for ring in (polygon.exterior, *polygon.interiors):
+            yield list(ring.coords)
