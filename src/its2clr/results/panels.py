@@ -1,15 +1,18 @@
 """The panels of a map: the slide, what is known, and what each model says, all of one size and scale."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import shapely
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from its2clr.cohort import Cohort
-from its2clr.results.canvas import Canvas, open_canvas
+from its2clr.cohort.slides.reader import SlideProblem
+from its2clr.cohort.tiles import TileFile
+from its2clr.results.canvas import Canvas, TileCanvas, open_canvas
 from its2clr.results.colours import colour
 from its2clr.results.heat import Window, heat
 from its2clr.results.source import ScoredModel, mpp_level0
@@ -22,9 +25,10 @@ OPACITY = 0.65
 """Of the colours over the slide, so that tissue is seen through them."""
 
 _LARGEST_ENLARGED = 640
-_BLOCK_PIXELS = 2**26
-_OUTLINE = ((255, 255, 255), (0, 0, 0))
+_BLOCK_PIXELS = 2**25
 _VEIL = 0.45
+
+BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 
 
 class Panel(NamedTuple):
@@ -65,7 +69,7 @@ def draw_bag(cohort: Cohort, bag_id: str, models: Sequence[ScoredModel], thresho
     scores = [model.bag(bag_id) for model in models]
     with open_canvas(tiles) as canvas:
         out = panel_size(canvas.size, longest)
-        slide = thumbnail(canvas, out)
+        slide = _picture(canvas, tiles, out)
         truth = bag_truth(cohort, scores[0], canvas)
         window = Window(0, 0, *canvas.size)
     panels = [Panel(IMAGE, bag_id + _label(cohort, bag_id), slide)]
@@ -94,10 +98,18 @@ def panel_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
+def _picture(canvas: Canvas, tiles: TileFile, out: tuple[int, int]) -> Image.Image:
+    """The slide, or its tiles at their places if it turns out to be damaged."""
+    try:
+        return thumbnail(canvas, out)
+    except SlideProblem:
+        return TileCanvas(tiles).read(0, 0, *canvas.size, out)
+
+
 def thumbnail(canvas: Canvas, out: tuple[int, int]) -> Image.Image:
     """The whole canvas; a large one in parts, since its coarsest level may be as large as itself."""
     width, height = canvas.size
-    if width * height <= _BLOCK_PIXELS:
+    if not canvas.is_slide or width * height <= _BLOCK_PIXELS:
         return canvas.read(0, 0, width, height, out)
     picture = Image.new("RGB", out)
     parts = math.ceil(math.sqrt(width * height / _BLOCK_PIXELS))
@@ -112,32 +124,48 @@ def thumbnail(canvas: Canvas, out: tuple[int, int]) -> Image.Image:
 
 def lay_over(slide: Image.Image, overlay: Image.Image) -> Image.Image:
     """The slide in pale grey, so that all colour is the map's, with the overlay on it."""
-    grey = Image.blend(slide.convert("L").convert("RGB"), Image.new("RGB", slide.size, (255, 255, 255)), _VEIL)
+    grey = Image.blend(slide.convert("L").convert("RGB"), Image.new("RGB", slide.size, WHITE), _VEIL)
     alpha = overlay.getchannel("A").point(lambda value: round(value * OPACITY))
     return Image.composite(overlay.convert("RGB"), grey, alpha)
 
 
 def draw_truth(slide: Image.Image, truth: Truth, scale: Any) -> Image.Image:
-    """The slide with the positive area outlined, black on white, and the rest paler."""
+    """The slide with the positive area outlined, and the rest paler."""
     area = shapely.transform(truth.area, lambda xy: xy * scale)
-    inside = Image.new("L", slide.size, 0)
-    draw = ImageDraw.Draw(inside)
-    for polygon in shapely.get_parts(area):
-        # a pixel is inside if its centre is, as in a map
-        draw.polygon([(x - 0.5, y - 0.5) for x, y in polygon.exterior.coords], fill=255)
-        for hole in polygon.interiors:
-            draw.polygon([(x - 0.5, y - 0.5) for x, y in hole.coords], fill=0)
-    pale = Image.blend(slide, Image.new("RGB", slide.size, (255, 255, 255)), _VEIL)
-    picture = Image.composite(slide, pale, inside)
+    inside = Image.fromarray(fill(area, slide.size).astype(np.uint8) * 255)
+    picture = Image.composite(slide, Image.blend(slide, Image.new("RGB", slide.size, WHITE), _VEIL), inside)
     draw = ImageDraw.Draw(picture)
     width = max(1, max(slide.size) // 400)
-    for colour_, extra in zip(_OUTLINE, (2 * width, 0), strict=True):
-        for ring in _rings(area):
-            draw.line(ring, fill=colour_, width=width + extra, joint="curve")
+    rings = [list(ring.coords) for part in shapely.get_parts(area) for ring in (part.exterior, *part.interiors)]
+    for shade, thickness in ((WHITE, 3 * width), (BLACK, width)):  # seen on dark and on light tissue
+        for ring in rings:
+            draw.line(ring, fill=shade, width=thickness, joint="curve")
     return picture
 
 
-def _rings(area: Any) -> Iterator[list[tuple[float, float]]]:
-    for polygon in shapely.get_parts(area):
-        for ring in (polygon.exterior, *polygon.interiors):
-            yield list(ring.coords)
+def fill(area: Any, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which pixels have their centre in an area.
+
+    Along a row, every crossing of an outline begins or ends the inside.
+
+    Args:
+        area: Valid Polygon or MultiPolygon, in pixels.
+        size: Width and height.
+
+    Returns:
+        (height, width) whether it is inside.
+    """
+    width, height = size
+    crossings = np.zeros((height, width + 1), np.int64)
+    for part in shapely.get_parts(area):
+        for ring in (part.exterior, *part.interiors):
+            x, y = np.asarray(ring.coords)[:, :2].T
+            start, end = np.minimum(y[:-1], y[1:]), np.maximum(y[:-1], y[1:])
+            first, last = (np.clip(np.ceil(edge - 0.5), 0, height).astype(np.int64) for edge in (start, end))
+            line = np.repeat(np.arange(len(first)), last - first)
+            row = np.arange(len(line)) - np.repeat(np.cumsum(last - first) - last, last - first)
+            share = (row + 0.5 - y[line]) / (y[line + 1] - y[line])
+            column = np.ceil(x[line] + share * (x[line + 1] - x[line]) - 0.5)
+            np.add.at(crossings, (row, np.clip(column, 0, width).astype(np.int64)), 1)
+    inside: NDArray[np.bool_] = crossings.cumsum(axis=1)[:, :-1] % 2 == 1
+    return inside

@@ -9,9 +9,12 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from its2clr.results.colours import colour
-from its2clr.results.panels import IMAGE, OPACITY, TRUTH, BagPanels
+from its2clr.results.panels import BLACK, IMAGE, TRUTH, WHITE, BagPanels, lay_over
 
-_WHITE, _BLACK, _GREY = (255, 255, 255), (0, 0, 0), (90, 90, 90)
+_GREY = (90, 90, 90)
+_TISSUE = (170, 170, 170)
+"""Common brightness of tissue: the legend shows the colours as they look on it."""
+
 _BAR_SHARE = 0.3
 _LEGEND_WIDTH = 320
 
@@ -35,11 +38,11 @@ def lay_out(rows: Sequence[BagPanels], threshold: float) -> Image.Image:
     legend = _legend(threshold, text)
     width = max(sum(widest.values()) + gap * (len(titles) + 1), legend.width + 2 * gap)
     height = gap + line + sum(heights) + len(rows) * (line + gap) + legend.height + gap
-    sheet = Image.new("RGB", (width, height), _WHITE)
+    sheet = Image.new("RGB", (width, height), WHITE)
     draw = ImageDraw.Draw(sheet)
     lefts = dict(zip(titles, np.cumsum([gap, *(widest[title] + gap for title in titles)]).tolist(), strict=False))
     for title, left in lefts.items():
-        draw.text((left, gap), _fitted(title, widest[title], text, bold=True), _BLACK, _font(text, bold=True))
+        draw.text((left, gap), _fitted(title, widest[title], text, bold=True), BLACK, _font(text, bold=True))
     top = gap + line
     for row, row_height in zip(rows, heights, strict=True):
         for number, panel in enumerate(row.panels):
@@ -66,9 +69,9 @@ def _with_scale_bar(image: Image.Image, row: BagPanels, text: int) -> Image.Imag
     marked = image.copy()
     draw = ImageDraw.Draw(marked)
     top = image.height - high
-    draw.rectangle((0, top, wide - 1, image.height - 1), fill=_WHITE)
-    draw.text((pad, top + pad // 2), name, _BLACK, _font(size))
-    draw.rectangle((pad, image.height - pad - thick, pad + pixels - 1, image.height - pad - 1), fill=_BLACK)
+    draw.rectangle((0, top, wide - 1, image.height - 1), fill=WHITE)
+    draw.text((pad, top + pad // 2), name, BLACK, _font(size))
+    draw.rectangle((pad, image.height - pad - thick, pad + pixels - 1, image.height - pad - 1), fill=BLACK)
     return marked
 
 
@@ -87,18 +90,17 @@ def _legend(threshold: float, text: int) -> Image.Image:
     font = _font(small)
     pad = math.ceil(font.getlength("0.0"))
     total = width + math.ceil(max(font.getlength(name), font.getlength(note))) + 3 * pad
-    picture = Image.new("RGB", (total, bar + round(small * 1.6)), _WHITE)
+    picture = Image.new("RGB", (total, bar + round(small * 1.6)), WHITE)
     draw = ImageDraw.Draw(picture)
     scale = np.tile((np.arange(width) + 0.5) / width, (bar, 1))
-    colours = Image.fromarray(colour(scale, threshold))
-    alpha = colours.getchannel("A").point(lambda value: round(value * OPACITY))
-    picture.paste(colours.convert("RGB"), (pad // 2, 0), alpha)
+    tissue = Image.new("RGB", (width, bar), _TISSUE)
+    picture.paste(lay_over(tissue, Image.fromarray(colour(scale, threshold))), (pad // 2, 0))
     draw.rectangle((pad // 2, 0, pad // 2 + width - 1, bar - 1), outline=_GREY)
     for value in sorted({0.0, threshold, 0.5, 1.0}):
         x = pad // 2 + value * width
         draw.line((x, bar, x, bar + small // 5), fill=_GREY)
-        draw.text((x, bar + small // 5), f"{value:g}", _BLACK, font, anchor="mt")
-    draw.text((width + pad * 3 // 2, 0), name, _BLACK, font)
+        draw.text((x, bar + small // 5), f"{value:g}", BLACK, font, anchor="mt")
+    draw.text((width + pad * 3 // 2, 0), name, BLACK, font)
     draw.text((width + pad * 3 // 2, round(small * 1.3)), note, _GREY, font)
     return picture
 
