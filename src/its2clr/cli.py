@@ -357,10 +357,10 @@ def map_(
     """
     from its2clr.engine.progress import ProgressBar
     from its2clr.results.maps import models_beside, write_maps, write_overlays
-    from its2clr.results.source import default_split, open_source
+    from its2clr.results.source import open_source
 
     source = open_source(run)
-    chosen = source.choose_bags(bags, split or default_split(source), limit)
+    chosen = source.choose_bags(bags, split, limit)
     shown = models_beside(source, source.choose_models(models), beside or [])
     folder = out or run / "maps"
     with ProgressBar(console=console).start("map", len(chosen), "bags") as progress:
@@ -394,10 +394,10 @@ def geojson(
     """
     from its2clr.engine.progress import ProgressBar
     from its2clr.results.geojson import write_geojsons
-    from its2clr.results.source import default_split, open_source
+    from its2clr.results.source import open_source
 
     source = open_source(run)
-    chosen = source.choose_bags(bags, split or default_split(source), limit)
+    chosen = source.choose_bags(bags, split, limit)
     shown = source.choose_models(models) if models else source.best_first
     folder = out or run / "geojson"
     with ProgressBar(console=console).start("geojson", len(chosen), "bags") as progress:

@@ -16,7 +16,7 @@ from its2clr.cohort.slides import SlideSettings
 from its2clr.cohort.slides.manifest import Slide
 from its2clr.cohort.slides.pack import pack_slide
 from its2clr.results.scores import BagScores
-from its2clr.results.source import ScoredModel, Source
+from its2clr.results.source import Place, ScoredModel, Source
 
 WIDTH, HEIGHT = 1187, 929
 SHAPES = shapely.union_all(
@@ -91,7 +91,7 @@ def cut(folder: Path, cutting: Cutting, area, min_covered: float = 0.5, bag_id: 
         bag_id, 0.93, (tiles.labels == 1).astype(float), tiles.coords, tiles.tile_size_level0, tiles.labels
     )
     model = ScoredModel("its2clr", "ItS2CLR", lambda _: replace(scores))
-    return Source(folder, cohort, (model,), (model,), model, (bag_id,))
+    return Source(folder, (model,), (model,), model, {bag_id: Place(cohort, bag_id)})
 
 
 def iou(one: np.ndarray, other: np.ndarray) -> float:

@@ -49,7 +49,7 @@ def write_geojsons(
     """
     for done, bag_id in enumerate(bag_ids, start=1):
         scores = {model.name: model.bag(bag_id) for model in models}
-        mpp = mpp_level0(source.cohort.tile_file(bag_id))
+        mpp = mpp_level0(source.places[bag_id].tiles())
         write_geojson(bag_file(out, bag_id, ".geojson"), scores, threshold, mpp, only)
         if progress is not None:
             progress(done, len(bag_ids))

@@ -45,18 +45,25 @@ def heat(scores: BagScores, window: Window, out: tuple[int, int]) -> NDArray[np.
     Returns:
         (height, width) probabilities, NaN where there is no tile.
     """
-    corner, extent = np.array(window[:2]), np.array(window[2:])
-    places = scores.coords - corner
-    seen = (places + scores.side > 0).all(axis=1) & (places < extent).all(axis=1)
+    seen = tiles_in(scores, window)
     if not seen.any():
         return np.full(out[::-1], np.nan)
-    size = extent / np.array(out)  # level-0 pixels per pixel of the raster
-    starts, ends = places[seen] / size, (places[seen] + scores.side) / size
+    size = np.array(window[2:]) / np.array(out)  # level-0 pixels per pixel of the raster
+    places = scores.coords[seen] - np.array(window[:2])
+    starts, ends = places / size, (places + scores.side) / size
     across = _covered(starts[:, 0], ends[:, 0], out[0])
     down = _covered(starts[:, 1], ends[:, 1], out[1])
     total, covered = weighted_sums(down, across, scores.instances[seen])
     least = min(0.5, float(np.prod(scores.side / size)) / 4)
     return np.where(covered >= least - 10.0**-DECIMALS, mean(total, covered), np.nan)
+
+
+def tiles_in(scores: BagScores, window: Window) -> NDArray[np.bool_]:
+    """(N,) which tiles share area with a window."""
+    x, y = scores.coords.T
+    across = (x + scores.side > window.x) & (x < window.x + window.width)
+    seen: NDArray[np.bool_] = across & (y + scores.side > window.y) & (y < window.y + window.height)
+    return seen
 
 
 def weighted_sums(

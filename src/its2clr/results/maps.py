@@ -41,7 +41,7 @@ def models_beside(source: Source, models: Sequence[ScoredModel], runs: Sequence[
     shown = list(models)
     for run in runs:
         other = open_source(run)
-        missing = set(source.bag_ids) - set(other.bag_ids)
+        missing = set(source.places) - set(other.places)
         if missing:
             raise InputError(f"{run}: has no predictions for bag {min(missing)!r}; give runs on the same cohort")
         title, name = other.best.title, f"{other.path.resolve().name}+{other.best.name}"
@@ -84,11 +84,11 @@ def write_maps(
     if not bag_ids:
         raise InputError(f"{source.path}: there are no such bags to draw")
     for done, bag_id in enumerate(bag_ids, start=1):
-        row = draw_bag(source.cohort, bag_id, models, threshold, longest)
+        row = draw_bag(source, bag_id, models, threshold, longest)
         _save(lay_out([row], threshold), bag_file(out / "bags", bag_id, ".png"))
         if progress is not None:
             progress(done, len(bag_ids))
-    rows = [draw_bag(source.cohort, bag_id, models, threshold, _SHEET_LONGEST) for bag_id in bag_ids[:SHEET_BAGS]]
+    rows = [draw_bag(source, bag_id, models, threshold, _SHEET_LONGEST) for bag_id in bag_ids[:SHEET_BAGS]]
     _save(lay_out(rows, threshold), out / SHEET_FILE)
     return out / SHEET_FILE
 
@@ -120,7 +120,7 @@ def write_overlays(
     check_threshold(threshold)
     folder = out / "overlays"
     for done, bag_id in enumerate(bag_ids, start=1):
-        tiles = source.cohort.tile_file(bag_id)
+        tiles = source.places[bag_id].tiles()
         with open_canvas(tiles) as canvas:
             size = canvas.size
         for model in models:

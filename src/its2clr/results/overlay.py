@@ -26,7 +26,7 @@ from its2clr import __version__
 from its2clr.engine.files import atomic_path
 from its2clr.errors import InputError
 from its2clr.results.colours import colour
-from its2clr.results.heat import Window, heat
+from its2clr.results.heat import Window, heat, tiles_in
 from its2clr.results.scores import BagScores
 
 TILE = 512
@@ -105,7 +105,7 @@ def _write(path: Path, scores: BagScores, ground: Ground, paint: _Paint, title: 
                     shape=(height, width, *samples),
                     dtype=sample.dtype,
                     tile=(TILE, TILE),
-                    compression="deflate",
+                    compression=tifffile.COMPRESSION.ADOBE_DEFLATE,
                     metadata=None,
                     description=description if level == 0 else None,
                     software=False,
@@ -127,8 +127,10 @@ def _tiles(scores: BagScores, size: tuple[int, int], step: int, paint: _Paint) -
     for top in range(0, size[1], TILE):
         for left in range(0, size[0], TILE):
             window = Window(left * step, top * step, TILE * step, TILE * step)
-            values = heat(scores, window, (TILE, TILE))
-            yield empty if np.isnan(values).all() else zlib.compress(paint(values).tobytes())
+            if tiles_in(scores, window).any():
+                yield zlib.compress(paint(heat(scores, window, (TILE, TILE))).tobytes())
+            else:
+                yield empty
 
 
 def _resolution(mpp: float) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def _describe(
     """The OME-XML of the first page."""
     samples = sample.shape[2:]
     facts = {
-        "bag": scores.bag_id,
+        "bag": _xml_text(scores.bag_id),
         "model": title,
         "bag probability": f"{scores.probability:.6f}",
         "level-0 pixels per pixel": str(ground.factor),
@@ -163,12 +165,17 @@ def _describe(
         (height, width, *samples),
         (1, 1, 1, height, width, *(samples or (1,))),
         axes="YXS" if samples else "YX",
-        Name=f"{scores.bag_id}: {title}",
+        Name=f"{facts['bag']}: {title}",
         Description="; ".join(f"{name}: {value}" for name, value in facts.items()),
         MapAnnotation={"Namespace": "its2clr/overlay", **facts},
         **scale,
     )
     return xml.tostring().encode("utf-8")
+
+
+def _xml_text(text: str) -> str:
+    """Text without the control characters that XML cannot hold."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def _link_levels(path: Path) -> None:

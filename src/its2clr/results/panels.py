@@ -9,13 +9,12 @@ import shapely
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from its2clr.cohort import Cohort
 from its2clr.cohort.slides.reader import SlideProblem
 from its2clr.cohort.tiles import TileFile
 from its2clr.results.canvas import Canvas, TileCanvas, open_canvas
 from its2clr.results.colours import colour
 from its2clr.results.heat import Window, heat
-from its2clr.results.source import ScoredModel, mpp_level0
+from its2clr.results.source import ScoredModel, Source, mpp_level0
 from its2clr.results.truth import Truth, bag_truth
 
 IMAGE, TRUTH = "Image", "Ground truth"
@@ -27,6 +26,7 @@ OPACITY = 0.65
 _LARGEST_ENLARGED = 640
 _BLOCK_PIXELS = 2**25
 _VEIL = 0.45
+_LABELS = {None: "", 0: " (negative)", 1: " (positive)"}
 
 BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 
@@ -55,24 +55,25 @@ class BagPanels(NamedTuple):
     mpp: float
 
 
-def draw_bag(cohort: Cohort, bag_id: str, models: Sequence[ScoredModel], threshold: float, longest: int) -> BagPanels:
+def draw_bag(source: Source, bag_id: str, models: Sequence[ScoredModel], threshold: float, longest: int) -> BagPanels:
     """Draw the panels of a bag.
 
     Args:
-        cohort: Of the bag.
+        source: Where the bag is.
         bag_id: The bag.
         models: Those to show.
         threshold: Probability below which a map is transparent.
         longest: Pixels of the longer side of a panel.
     """
-    tiles = cohort.tile_file(bag_id)
+    place = source.places[bag_id]
+    tiles = place.tiles()
     scores = [model.bag(bag_id) for model in models]
     with open_canvas(tiles) as canvas:
         out = panel_size(canvas.size, longest)
         slide = _picture(canvas, tiles, out)
-        truth = bag_truth(cohort, scores[0], canvas)
+        truth = bag_truth(place, scores[0], canvas)
         window = Window(0, 0, *canvas.size)
-    panels = [Panel(IMAGE, bag_id + _label(cohort, bag_id), slide)]
+    panels = [Panel(IMAGE, bag_id + _LABELS[source.label(bag_id)], slide)]
     scale = np.array(out) / np.array(window[2:])
     if truth is not None:
         known = truth.origin if not truth.area.is_empty else "nothing positive"
@@ -82,13 +83,6 @@ def draw_bag(cohort: Cohort, bag_id: str, models: Sequence[ScoredModel], thresho
         caption = f"bag probability {found.probability:.2f}"
         panels.append(Panel(model.title, caption, lay_over(slide, overlay)))
     return BagPanels(bag_id, panels, float(scale[0]), mpp_level0(tiles))
-
-
-def _label(cohort: Cohort, bag_id: str) -> str:
-    if "label" not in cohort.bags.columns:
-        return ""
-    label = cohort.bags.loc[cohort.bags["bag_id"] == bag_id, "label"].item()
-    return f" ({'positive' if label == 1 else 'negative'})"
 
 
 def panel_size(size: tuple[int, int], longest: int) -> tuple[int, int]:

@@ -1,23 +1,27 @@
 """Where scores come from: the folder of an evaluated run, or of predictions for new bags; both look the same here."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
 
 from its2clr.cohort import Cohort
+from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tiles import TileFile
+from its2clr.engine.files import read_json
 from its2clr.errors import InputError
 from its2clr.evaluation.frozen import refinement_name
 from its2clr.results.scores import BagScores, Model, RunScores
 
 INSTANCES_FILE = "instances.parquet"
 PREDICTIONS_FILE = "predictions.csv"
+PROVENANCE_FILE = "prediction.json"
 ENCODERS = ("simclr", "its2clr", "end_to_end")
 
 
@@ -41,25 +45,45 @@ class ScoredModel:
         return quote(self.name, safe="+ ")
 
 
+class Place(NamedTuple):
+    """Where a scored bag lies: in which cohort, and what it is called there."""
+
+    cohort: Cohort
+    bag_id: str
+
+    def tiles(self) -> TileFile:
+        """Its tile file."""
+        return self.cohort.tile_file(self.bag_id)
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """Scored bags.
 
     Attributes:
         path: The folder.
-        cohort: Where the bags are.
         models: All models, in the order in which they are shown.
         usual: Those that are shown if none is named.
         best: The model whose regions are wanted.
-        bag_ids: All bags with scores.
+        places: Where every scored bag lies, by its id.
+        split: The split that is shown if none is named; None: all.
     """
 
     path: Path
-    cohort: Cohort
     models: tuple[ScoredModel, ...]
     usual: tuple[ScoredModel, ...]
     best: ScoredModel
-    bag_ids: tuple[str, ...]
+    places: Mapping[str, Place]
+    split: str | None = None
+
+    def label(self, bag_id: str) -> int | None:
+        """The label of a bag, if it has one that may be read."""
+        bags = self._rows(self.places[bag_id].cohort)
+        return int(bags["label"][self.places[bag_id].bag_id]) if "label" in bags.columns else None
+
+    @cache  # noqa: B019 - a source lives as long as its command
+    def _rows(self, cohort: Cohort) -> pd.DataFrame:
+        return cohort.bags.set_index("bag_id")
 
     @property
     def best_first(self) -> tuple[ScoredModel, ...]:
@@ -85,7 +109,7 @@ class Source:
 
         Args:
             bag_ids: Bags by name; None: all of the split.
-            split: Which; None: all.
+            split: Which; None: the source's own choice.
             limit: How many at most, 0 for all; what is named is not limited.
 
         Raises:
@@ -93,14 +117,20 @@ class Source:
         """
         if bag_ids:
             for bag_id in bag_ids:
-                if bag_id not in self.bag_ids:
+                if bag_id not in self.places:
                     raise InputError(f"{self.path}: no predictions for bag {bag_id!r}")
             return list(dict.fromkeys(bag_ids))
-        bags = (self.cohort if split is None else self.cohort.split(split)).bags
-        bags = bags[bags["bag_id"].isin(self.bag_ids)]
-        if "label" in bags.columns:
-            bags = bags.sort_values("label", ascending=False, kind="stable")
-        found: list[str] = bags["bag_id"].tolist()
+        wanted = split or self.split
+        if wanted not in (None, *SPLITS):
+            raise InputError(f"unknown split {wanted!r}; splits are {', '.join(SPLITS)}")
+        found = [
+            bag_id
+            for bag_id, (cohort, own) in self.places.items()
+            if wanted in (None, self._rows(cohort)["split"][own])
+        ]
+        if not found:
+            raise InputError(f"{self.path}: there are no bags of split {wanted}")
+        found.sort(key=lambda bag_id: -(self.label(bag_id) or 0))
         return found[:limit] if limit else found
 
 
@@ -125,11 +155,6 @@ def open_source(folder: str | Path) -> Source:
     return _predicted(path) if (path / INSTANCES_FILE).is_file() else _run(path)
 
 
-def default_split(source: Source) -> str | None:
-    """Test bags of a run; all bags that were predicted."""
-    return None if (source.path / INSTANCES_FILE).is_file() else "test"
-
-
 def _run(path: Path) -> Source:
     scores = RunScores(path)
     own = scores.config.aggregator.name
@@ -151,30 +176,48 @@ def _run(path: Path) -> Source:
     models = {model: scored(model) for model in order}
     usual = tuple(one for model, one in models.items() if model.aggregator == own)
     everything = tuple(models.values())
-    bag_ids = tuple(dict.fromkeys(scores.bags["bag_id"].tolist()))
-    return Source(path, scores.cohort, everything, usual or everything, models[scores.best], bag_ids)
+    places = {bag_id: Place(scores.cohort, bag_id) for bag_id in dict.fromkeys(scores.bags["bag_id"].tolist())}
+    return Source(path, everything, usual or everything, models[scores.best], places, "test")
 
 
 def _predicted(path: Path) -> Source:
-    """Scores of `DIR/instances.parquet` and `DIR/predictions.csv`, of the bags of `DIR/cohort`."""
-    cohort = Cohort.open(path / "cohort")
+    """Scores of `DIR/instances.parquet` and `DIR/predictions.csv`; the bags are where `DIR/prediction.json` says.
+
+    Without that file they are in `DIR/cohort`.
+    """
+    provenance = path / PROVENANCE_FILE
     try:
         bags = pd.read_csv(path / PREDICTIONS_FILE, dtype={"bag_id": str}, keep_default_na=False)
         table = pd.read_parquet(path / INSTANCES_FILE, columns=["bag_id", "instance", "x", "y", "probability"])
         probabilities = dict(zip(bags["bag_id"], bags["probability"].astype(float), strict=True))
-    except (OSError, ValueError, KeyError) as error:
+        described = read_json(provenance) if provenance.is_file() else {}
+        places = _predicted_places(path, described, list(probabilities))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path}: its predictions cannot be read ({error}); run `its2clr predict` again") from error
     rows = {str(bag_id): part.sort_values("instance") for bag_id, part in table.groupby("bag_id", sort=False)}
 
     def bag(bag_id: str) -> BagScores:
-        if bag_id not in rows or bag_id not in probabilities:
+        if bag_id not in rows or bag_id not in places:
             raise InputError(f"{path}: no predictions for bag {bag_id!r}")
-        tiles, part = cohort.tile_file(bag_id), rows[bag_id]
+        tiles, part = places[bag_id].tiles(), rows[bag_id]
         if not np.array_equal(part[["x", "y"]].to_numpy(), tiles.coords):
             raise InputError(f"{path}: predictions of bag {bag_id!r} are not of the tiles in {tiles.path}")
         truth = tiles.labels if tiles.has_labels else None
         instances = part["probability"].to_numpy(dtype=np.float64)
         return BagScores(bag_id, probabilities[bag_id], instances, tiles.coords, tiles.tile_size_level0, truth)
 
-    model = ScoredModel("its2clr", "ItS2CLR", bag)
-    return Source(path, cohort, (model,), (model,), model, tuple(probabilities))
+    model = ScoredModel("its2clr", described.get("model", {}).get("method", "ItS2CLR"), bag)
+    return Source(path, (model,), (model,), model, places)
+
+
+def _predicted_places(path: Path, described: dict[str, Any], bag_ids: list[str]) -> dict[str, Place]:
+    """Where predicted bags lie; a folder of predictions may have been moved with the cohort in it."""
+    own = path / "cohort"
+    places: dict[str, Place] = {}
+    for entry in described.get("cohorts", [{"path": own, "bags": {bag_id: bag_id for bag_id in bag_ids}}]):
+        folder = Path(entry["path"])
+        cohort = Cohort.open(own if folder.name == own.name and not folder.exists() else folder)
+        places |= {name: Place(cohort, bag_id) for name, bag_id in entry["bags"].items()}
+    return {bag_id: places[bag_id] for bag_id in bag_ids}

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import shapely
 
-from its2clr.cohort import Cohort
 from its2clr.cohort.slides.annotations import read_annotations
 from its2clr.errors import InputError
 from its2clr.results.canvas import Canvas
 from its2clr.results.regions import find_regions
 from its2clr.results.scores import BagScores
+from its2clr.results.source import Place
 
 _ANY = 1e-6
 
@@ -29,17 +29,17 @@ class Truth(NamedTuple):
     origin: str
 
 
-def bag_truth(cohort: Cohort, scores: BagScores, canvas: Canvas) -> Truth | None:
+def bag_truth(place: Place, scores: BagScores, canvas: Canvas) -> Truth | None:
     """The annotation of a bag if it can still be read, else its positive tiles; None if nothing is known.
 
     Args:
-        cohort: Of the bag.
+        place: Where the bag lies.
         scores: Any scores of the bag; they carry the ground truth of its tiles.
         canvas: Its picture; its size gives the scale of a mask.
     """
-    annotation = str(cohort.tile_file(scores.bag_id).attributes.get("annotation", ""))
+    annotation = str(place.tiles().attributes.get("annotation", ""))
     if annotation:
-        classes = cohort.info.settings.get("classes") or None
+        classes = place.cohort.info.settings.get("classes") or None
         try:
             size = canvas.size if canvas.is_slide else None
             found = read_annotations(Path(annotation), classes=classes, level0_size=size)
