@@ -37,10 +37,9 @@ class Cutting(NamedTuple):
 
 
 CUTTINGS = [
-    Cutting(0.25, 0.5, 10, 0),  # 20 pixels, whole
+    Cutting(0.2528, 0.5, 10, 0),  # 20 pixels, rounded from an odd scale
     Cutting(0.25, 0.5, 12, 6),  # every place in four tiles
     Cutting(0.5, 0.5, 20, 0),  # the scale of the slide
-    Cutting(0.2528, 0.5, 10, 3),  # 20 pixels each 14, of an odd scale
     Cutting(0.46, 1.0, 10, 3),  # 22 pixels each 15: rounded twice
     Cutting(0.2273, 0.88, 8, 5),  # 31 pixels each 12: up to nine tiles on a place
 ]

@@ -36,13 +36,15 @@ def colour(probability: NDArray[np.float64], threshold: float) -> NDArray[np.uin
     """
     with np.errstate(invalid="ignore"):
         visible = probability >= threshold
-    number = np.rint(np.where(visible, probability, 0) * 255).astype(np.uint8)
-    return np.where(visible[..., None], _table()[number], np.uint8(0))
+    number = 1 + np.rint(np.where(visible, probability, 0) * 255).astype(np.int64)
+    colours: NDArray[np.uint8] = _table()[number * visible]
+    return colours
 
 
 @cache
 def _table() -> NDArray[np.uint8]:
+    """Nothing, and then the 256 colours of the scale."""
     import matplotlib as mpl
 
-    table: NDArray[np.uint8] = mpl.colormaps[SCALE](np.arange(256), bytes=True)
-    return table
+    colours: NDArray[np.uint8] = mpl.colormaps[SCALE](np.arange(256), bytes=True)
+    return np.concatenate([np.zeros((1, 4), np.uint8), colours])

@@ -56,4 +56,4 @@ def _union(scores: BagScores) -> Any:
     """The union of the positive tiles, also where they overlap others."""
     assert scores.truth is not None
     positive = replace(scores, instances=(scores.truth == 1).astype(np.float64))
-    return shapely.multipolygons([region.polygon for region in find_regions(positive, _ANY)])
+    return shapely.MultiPolygon([region.polygon for region in find_regions(positive, _ANY)])
