@@ -142,7 +142,7 @@ def test_a_run_is_shown_with_all_its_models(evaluated_run, tmp_path):
     test = Cohort.open(source.places["slide_040"].cohort.path).split("test").bags
     chosen = source.choose_bags(None)
     assert sorted(chosen) == sorted(test["bag_id"])
-    assert [source.label(bag_id) for bag_id in chosen] == [1] * 8 + [0] * 8
+    assert [source.places[bag_id].label for bag_id in chosen] == [1] * 8 + [0] * 8
     assert source.choose_bags(None, "val", 3) == source.choose_bags(None, "val")[:3]
     sheet = write_maps(source, chosen[:2], source.usual, tmp_path, threshold=0.2)
     assert Image.open(sheet).height > Image.open(tmp_path / "bags" / f"{chosen[0]}.png").height // 2
@@ -216,8 +216,8 @@ def test_predicted_bags_may_lie_in_other_cohorts_under_other_names(evaluated_run
     cohorts[0]["bags"]["site-a/case 1"] = "slide_999"
     (tmp_path / "new" / "prediction.json").write_text(json.dumps({"cohorts": cohorts}))
     with pytest.raises(InputError, match="slide_999"):
-        open_source(tmp_path / "new").best.bag("site-a/case 1")
-    (tmp_path / "new" / "predictions.csv").write_text("bag_id,probability\nz,0.5\n")
+        open_source(tmp_path / "new")
+    (tmp_path / "new" / "prediction.json").write_text(json.dumps({"cohorts": []}))
     with pytest.raises(InputError, match="run `its2clr predict` again"):
         open_source(tmp_path / "new")
 

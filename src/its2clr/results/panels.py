@@ -73,7 +73,7 @@ def draw_bag(source: Source, bag_id: str, models: Sequence[ScoredModel], thresho
         slide = _picture(canvas, tiles, out)
         truth = bag_truth(place, scores[0], canvas)
         window = Window(0, 0, *canvas.size)
-    panels = [Panel(IMAGE, bag_id + _LABELS[source.label(bag_id)], slide)]
+    panels = [Panel(IMAGE, bag_id + _LABELS[place.label], slide)]
     scale = np.array(out) / np.array(window[2:])
     if truth is not None:
         known = truth.origin if not truth.area.is_empty else "nothing positive"

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -46,10 +46,19 @@ class ScoredModel:
 
 
 class Place(NamedTuple):
-    """Where a scored bag lies: in which cohort, and what it is called there."""
+    """Where a scored bag lies.
+
+    Attributes:
+        cohort: In which cohort.
+        bag_id: What it is called there.
+        split: Its split.
+        label: Its label; None without.
+    """
 
     cohort: Cohort
     bag_id: str
+    split: str
+    label: int | None = None
 
     def tiles(self) -> TileFile:
         """Its tile file."""
@@ -75,15 +84,6 @@ class Source:
     best: ScoredModel
     places: Mapping[str, Place]
     split: str | None = None
-
-    def label(self, bag_id: str) -> int | None:
-        """The label of a bag, if it has one that may be read."""
-        bags = self._rows(self.places[bag_id].cohort)
-        return int(bags["label"][self.places[bag_id].bag_id]) if "label" in bags.columns else None
-
-    @cache  # noqa: B019 - a source lives as long as its command
-    def _rows(self, cohort: Cohort) -> pd.DataFrame:
-        return cohort.bags.set_index("bag_id")
 
     @property
     def best_first(self) -> tuple[ScoredModel, ...]:
@@ -123,14 +123,10 @@ class Source:
         wanted = split or self.split
         if wanted not in (None, *SPLITS):
             raise InputError(f"unknown split {wanted!r}; splits are {', '.join(SPLITS)}")
-        found = [
-            bag_id
-            for bag_id, (cohort, own) in self.places.items()
-            if wanted in (None, self._rows(cohort)["split"][own])
-        ]
+        found = [bag_id for bag_id, place in self.places.items() if wanted in (None, place.split)]
         if not found:
             raise InputError(f"{self.path}: there are no bags of split {wanted}")
-        found.sort(key=lambda bag_id: -(self.label(bag_id) or 0))
+        found.sort(key=lambda bag_id: self.places[bag_id].label != 1)
         return found[:limit] if limit else found
 
 
@@ -176,7 +172,7 @@ def _run(path: Path) -> Source:
     models = {model: scored(model) for model in order}
     usual = tuple(one for model, one in models.items() if model.aggregator == own)
     everything = tuple(models.values())
-    places = {bag_id: Place(scores.cohort, bag_id) for bag_id in dict.fromkeys(scores.bags["bag_id"].tolist())}
+    places = _places(scores.cohort, {bag_id: bag_id for bag_id in scores.bags["bag_id"].tolist()})
     return Source(path, everything, usual or everything, models[scores.best], places, "test")
 
 
@@ -219,5 +215,16 @@ def _predicted_places(path: Path, described: dict[str, Any], bag_ids: list[str])
     for entry in described.get("cohorts", [{"path": own, "bags": {bag_id: bag_id for bag_id in bag_ids}}]):
         folder = Path(entry["path"])
         cohort = Cohort.open(own if folder.name == own.name and not folder.exists() else folder)
-        places |= {name: Place(cohort, bag_id) for name, bag_id in entry["bags"].items()}
+        places |= _places(cohort, entry["bags"])
     return {bag_id: places[bag_id] for bag_id in bag_ids}
+
+
+def _places(cohort: Cohort, names: Mapping[str, str]) -> dict[str, Place]:
+    """The bags of a cohort, by what they are called in the scores."""
+    bags = cohort.bags.set_index("bag_id")
+    missing = sorted(set(names.values()) - set(bags.index))
+    if missing:
+        raise InputError(f"{cohort.path}: bag {missing[0]!r} has predictions but is not in this cohort any more")
+    splits = bags["split"].to_dict()
+    labels = bags["label"].to_dict() if "label" in bags.columns else {}
+    return {name: Place(cohort, bag_id, splits[bag_id], labels.get(bag_id)) for name, bag_id in names.items()}
