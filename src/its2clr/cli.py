@@ -328,7 +328,9 @@ def map_(
     run: ScoredArgument,
     bags: BagOption = None,
     split: ScoredSplitOption = None,
-    limit: Annotated[int, typer.Option(min=0, help="How many bags at most, positive ones first; 0: all.")] = 8,
+    limit: Annotated[
+        int, typer.Option(min=0, help="How many bags at most, positive (of predictions: likely) ones first; 0: all.")
+    ] = 8,
     models: ModelOption = None,
     beside: Annotated[
         list[Path] | None, typer.Option(help="Another run on the same cohort, such as an ablation; repeatable.")
@@ -379,7 +381,9 @@ def geojson(
     run: ScoredArgument,
     bags: BagOption = None,
     split: ScoredSplitOption = None,
-    limit: Annotated[int, typer.Option(min=0, help="How many bags at most, positive ones first; 0: all.")] = 0,
+    limit: Annotated[
+        int, typer.Option(min=0, help="How many bags at most, positive (of predictions: likely) ones first; 0: all.")
+    ] = 0,
     models: ModelOption = None,
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Least probability of what is positive.")] = 0.5,
     only: Annotated[Literal["regions", "tiles"] | None, typer.Option(help="Leave the other part out.")] = None,

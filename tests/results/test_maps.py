@@ -196,7 +196,10 @@ def test_predictions_of_new_bags_are_shown_the_same_way(evaluated_run, tiny_coho
     source, bag_ids = predicted_folder(evaluated_run, tmp_path / "new")
     shutil.copytree(tiny_cohort, tmp_path / "new" / "cohort")
     predicted = open_source(tmp_path / "new")
-    assert predicted.choose_bags(None) == bag_ids
+    chosen = predicted.choose_bags(None)
+    assert sorted(chosen) == sorted(bag_ids)
+    likely = [predicted.best.bag(bag_id).probability for bag_id in chosen]
+    assert likely == sorted(likely, reverse=True)
     for bag_id in bag_ids:
         found, expected = predicted.best.bag(bag_id), source.best.bag(bag_id)
         np.testing.assert_array_equal(found.instances, expected.instances)

@@ -74,7 +74,8 @@ class Source:
         models: All models, in the order in which they are shown.
         usual: Those that are shown if none is named.
         best: The model whose regions are wanted.
-        places: Where every scored bag lies, by its id.
+        places: Where every scored bag lies, by its id, in the order in which they are shown: of a run positive bags
+            come first, of predictions those with the highest probability.
         split: The split that is shown if none is named; None: all.
     """
 
@@ -105,7 +106,7 @@ class Source:
         return tuple(known[name] for name in dict.fromkeys(names))
 
     def choose_bags(self, bag_ids: Sequence[str] | None, split: str | None = None, limit: int = 0) -> list[str]:
-        """The bags to show: those named; or the positive ones of a split and then the others, in their order.
+        """The bags to show: those named, or the first ones of a split.
 
         Args:
             bag_ids: Bags by name; None: all of the split.
@@ -126,7 +127,6 @@ class Source:
         found = [bag_id for bag_id, place in self.places.items() if wanted in (None, place.split)]
         if not found:
             raise InputError(f"{self.path}: there are no bags of split {wanted}")
-        found.sort(key=lambda bag_id: self.places[bag_id].label != 1)
         return found[:limit] if limit else found
 
 
@@ -173,6 +173,7 @@ def _run(path: Path) -> Source:
     usual = tuple(one for model, one in models.items() if model.aggregator == own)
     everything = tuple(models.values())
     places = _places(scores.cohort, {bag_id: bag_id for bag_id in scores.bags["bag_id"].tolist()})
+    places = dict(sorted(places.items(), key=lambda one: one[1].label != 1))
     return Source(path, everything, usual or everything, models[scores.best], places, "test")
 
 
@@ -187,7 +188,8 @@ def _predicted(path: Path) -> Source:
         table = pd.read_parquet(path / INSTANCES_FILE, columns=["bag_id", "instance", "x", "y", "probability"])
         probabilities = dict(zip(bags["bag_id"], bags["probability"].astype(float), strict=True))
         described = read_json(provenance) if provenance.is_file() else {}
-        places = _predicted_places(path, described, list(probabilities))
+        likely_first = sorted(probabilities, key=lambda bag_id: -probabilities[bag_id])
+        places = _predicted_places(path, described, likely_first)
     except (OSError, ValueError, KeyError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
