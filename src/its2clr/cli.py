@@ -53,6 +53,19 @@ StainName = Literal["macenko", "vahadane"]
 UnlabelledOption = Annotated[
     bool, typer.Option("--unlabelled", help="The manifest has no labels: new bags, to be predicted only.")
 ]
+ScoredArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of an evaluated run, or of what `its2clr predict` wrote.")
+]
+BagOption = Annotated[list[str] | None, typer.Option("--bag", help="A bag by its id; may be repeated.")]
+ScoredSplitOption = Annotated[
+    str | None, typer.Option("--split", help="train, val or test; default: test, of predictions all.")
+]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model", help="simclr, its2clr or end_to_end, or with another aggregator its2clr+max; may be repeated."
+    ),
+]
 WorkersOption = Annotated[int | None, typer.Option(help="Parallel workers; default: all cores.")]
 
 
@@ -80,13 +93,21 @@ def demo(
     settings: SetOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Draw the embedded cohort, run every stage on it and print SimCLR against ItS2CLR.
+    """Draw the embedded cohort, run every stage on it, print SimCLR against ItS2CLR and draw maps of positive bags.
 
-    Takes a few minutes on two CPU cores. Results are in RUN/results.json.
+    Takes a few minutes on two CPU cores. Results are in RUN/results.json, maps in RUN/maps.
     """
     cohort = run / "cohort"
     _draw_synthetic(cohort, size, seed, None)
     _fit(cohort, run, recipe, [f"seed={seed}", *(settings or [])])
+    if os.environ.get("RANK", "0") == "0":
+        from its2clr.results.maps import SHEET_BAGS, write_maps
+        from its2clr.results.source import open_source
+
+        source = open_source(run)
+        bags = source.choose_bags(None, "test", SHEET_BAGS)
+        sheet = write_maps(source, bags, source.usual, run / "maps", threshold=0.2)
+        console.print(f"maps of {len(bags)} test bags, positive ones first: {sheet}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -321,6 +342,92 @@ def bench(
     if projected := found.get("simclr_600_epochs_of_250000_tiles"):
         hours = projected["hours, projected"]
         console.print(f"the paper's SimCLR (600 epochs of 250,000 tiles) at this rate: {hours:.1f} h", highlight=False)
+
+
+@app.command("map")
+def map_(
+    run: ScoredArgument,
+    bags: BagOption = None,
+    split: ScoredSplitOption = None,
+    limit: Annotated[
+        int, typer.Option(min=0, help="How many bags at most, positive (of predictions: likely) ones first; 0: all.")
+    ] = 8,
+    models: ModelOption = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="Another run on the same cohort, such as an ablation; repeatable.")
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Probability below which the map is transparent; 0.2 in the paper.")
+    ] = 0.2,
+    out: Annotated[Path | None, typer.Option(help="Folder for the pictures; default: RUN/maps.")] = None,
+    longest: Annotated[int, typer.Option(help="Pixels of the longer side of each panel.")] = 1600,
+    full_scale: Annotated[
+        bool, typer.Option("--full-scale", help="Also write pyramidal OME-TIFF overlays for QuPath, napari, OpenSlide.")
+    ] = False,
+    factor: Annotated[
+        int | None,
+        typer.Option(min=1, help="Slide pixels per overlay pixel; default: up to 16, so that tiles end on pixels."),
+    ] = None,
+) -> None:
+    """Draw where the models see positives: image, ground truth and one map per model, side by side.
+
+    Leaves OUT/maps.png (several bags), OUT/bags (a picture per bag) and, with --full-scale, OUT/overlays.
+    RUN may also be what `its2clr predict` wrote.
+
+    Example: `its2clr map runs/mine --bag case-7 --full-scale`
+
+    Ablations beside: `its2clr map runs/mine --beside runs/no-iteration --beside runs/no-pacing`
+    """
+    from its2clr.engine.progress import ProgressBar
+    from its2clr.results.maps import models_beside, write_maps, write_overlays
+    from its2clr.results.source import open_source
+
+    source = open_source(run)
+    chosen = source.choose_bags(bags, split, limit)
+    shown = models_beside(source, source.choose_models(models), beside or [])
+    folder = out or run / "maps"
+    with ProgressBar(console=console).start("map", len(chosen), "bags") as progress:
+        sheet = write_maps(source, chosen, shown, folder, threshold=threshold, longest=longest, progress=progress.reach)
+    console.print(f"{len(chosen)} bags in {sheet.parent / 'bags'}, at a glance: {sheet}", markup=False, soft_wrap=True)
+    if full_scale:
+        with ProgressBar(console=console).start("overlay", len(chosen), "bags") as progress:
+            place = write_overlays(
+                source, chosen, shown, folder, threshold=threshold, factor=factor, progress=progress.reach
+            )
+        console.print(f"overlays in {place}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def geojson(
+    run: ScoredArgument,
+    bags: BagOption = None,
+    split: ScoredSplitOption = None,
+    limit: Annotated[
+        int, typer.Option(min=0, help="How many bags at most, positive (of predictions: likely) ones first; 0: all.")
+    ] = 0,
+    models: ModelOption = None,
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Least probability of what is positive.")] = 0.5,
+    only: Annotated[Literal["regions", "tiles"] | None, typer.Option(help="Leave the other part out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the files; default: RUN/geojson.")] = None,
+) -> None:
+    """Write tiles with their probabilities and merged positive regions as GeoJSON, one file per bag, for QuPath.
+
+    In QuPath: open the slide, drag the file onto it. RUN may also be what `its2clr predict` wrote. Classes and regions
+    are those of the first --model, by default of the refined one.
+
+    Example: `its2clr geojson runs/mine --bag case-7 --threshold 0.5`
+    """
+    from its2clr.engine.progress import ProgressBar
+    from its2clr.results.geojson import write_geojsons
+    from its2clr.results.source import open_source
+
+    source = open_source(run)
+    chosen = source.choose_bags(bags, split, limit)
+    shown = source.choose_models(models) if models else source.best_first
+    folder = out or run / "geojson"
+    with ProgressBar(console=console).start("geojson", len(chosen), "bags") as progress:
+        write_geojsons(source, chosen, shown, folder, threshold=threshold, only=only, progress=progress.reach)
+    console.print(f"{len(chosen)} files in {folder}", markup=False, soft_wrap=True)
 
 
 @app.command()
