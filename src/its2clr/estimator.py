@@ -73,7 +73,7 @@ class ItS2CLR:
         Returns:
             (bags, 2): probability of negative and positive, in the order of `cohort.bags`.
         """
-        positive = self._scores(_opened(cohort)).bags.mean(axis=0)
+        positive = self._scores(_opened(cohort)).bag_probability
         return np.stack([1 - positive, positive], axis=1)
 
     def predict(self, cohort: str | Path | Cohort, threshold: float = 0.5) -> NDArray[np.int64]:
@@ -95,7 +95,7 @@ class ItS2CLR:
                 "name": bags.names(),
                 "x": coords[:, 0],
                 "y": coords[:, 1],
-                "probability": self._scores(bags).instances.mean(axis=0),
+                "probability": self._scores(bags).instance_probability,
             }
         )
 
@@ -125,8 +125,7 @@ class ItS2CLR:
         from its2clr.evaluation.frozen import Scores
         from its2clr.stages import REFINED
 
-        aggregators = self._stages.aggregate(REFINED)
-        return Scores.from_predictions(aggregators.predict(self._features(bags)))
+        return Scores.of(self._stages.aggregate(REFINED), self._features(bags))
 
 
 def _opened(cohort: str | Path | Cohort) -> Cohort:

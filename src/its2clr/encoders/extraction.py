@@ -1,4 +1,9 @@
-"""Features of every tile, without randomness; processes share out the work."""
+"""Features of every tile, without randomness; processes share out the work.
+
+Every forward pass of a machine has the same shape, a short one being filled up: libraries choose their kernels by shape,
+and the last bits of a result depend on the kernel. So a tile has the same features alone and among others, which is what
+makes a prediction for one new slide equal the one it gets within a cohort.
+"""
 
 import math
 
@@ -10,6 +15,10 @@ from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice
 from its2clr.engine.tiles import TileStore
 
+PIXELS_PER_PASS_ON_CPU = 2**21
+"""A CPU gains nothing from larger passes, and a bag of a few tiles need not be filled up to hundreds."""
+SMALLEST_PASS = 16
+
 
 def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_size: int = 512) -> Tensor:
     """Features h = f(x) of every tile, in order.
@@ -18,7 +27,7 @@ def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_s
         encoder: f; left in the mode it came in.
         tiles: Decoded tiles.
         engine: With several processes each computes every n-th batch and all get the whole.
-        batch_size: Tiles per forward pass.
+        batch_size: Tiles per forward pass; on a CPU large tiles go in smaller passes.
 
     Returns:
         (N, D) float32 on the engine's device.
@@ -26,7 +35,7 @@ def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_s
     was_training = encoder.training
     encoder.eval()
     features = torch.zeros(len(tiles), encoder.feature_dim, device=engine.device)
-    batches = extraction_batches(len(tiles), batch_size, engine)
+    batches = extraction_batches(len(tiles), pass_size(batch_size, tiles.side, engine.device), engine)
     feed = tiles.feed(batches.shape[1], engine.device)
     with (
         memory_advice("extract"),
@@ -41,9 +50,16 @@ def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_s
     return engine.sum_over_processes(features)
 
 
+def pass_size(batch_size: int, side: int, device: torch.device) -> int:
+    """Tiles of one forward pass: depends on the settings, the tile and the kind of device, never on how many there are."""
+    if device.type != "cpu":
+        return batch_size
+    fitting = PIXELS_PER_PASS_ON_CPU // side**2
+    return min(batch_size, max(SMALLEST_PASS, 1 << max(fitting.bit_length() - 1, 0)))
+
+
 def extraction_batches(count: int, batch_size: int, engine: Engine) -> Tensor:
     """This process's batches of all tiles, (steps, B) on the device; the last tile fills up the last of them."""
-    batch_size = min(batch_size, max(count, 1))
     steps = math.ceil(count / batch_size)
     rows = torch.arange(steps * batch_size, device=engine.device).clamp(max=count - 1).view(steps, batch_size)
     return rows[engine.rank :: engine.world_size]

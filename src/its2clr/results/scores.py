@@ -86,7 +86,12 @@ class RunScores:
     @cached_property
     def bags(self) -> pd.DataFrame:
         """One row per bag and model: `bag_id`, `label`, `split`, `group`, `encoder`, `aggregator`, `probability`."""
-        return pd.read_csv(self.run / "bag_predictions.csv", dtype={"bag_id": str, "group": str}, keep_default_na=False)
+        return pd.read_csv(
+            self.run / "bag_predictions.csv",
+            dtype={"bag_id": str, "group": str},
+            keep_default_na=False,
+            float_precision="round_trip",
+        )
 
     @cached_property
     def models(self) -> list[Model]:
