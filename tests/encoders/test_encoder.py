@@ -124,7 +124,11 @@ def test_weights_of_another_model_are_refused(network, tmp_path):
 
 def test_a_tile_has_the_same_features_alone_and_among_others(network, tiles, engine):
     whole = extract_features(network.encoder, tiles, engine)
-    for rows in (torch.tensor([3]), torch.arange(5, 22), torch.randperm(37, generator=torch.Generator().manual_seed(1))):
+    for rows in (
+        torch.tensor([3]),
+        torch.arange(5, 22),
+        torch.randperm(37, generator=torch.Generator().manual_seed(1)),
+    ):
         assert torch.equal(extract_features(network.encoder, TileStore(tiles.images[rows]), engine), whole[rows])
 
 
