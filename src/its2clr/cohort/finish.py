@@ -14,7 +14,7 @@ from its2clr.cohort.tables import Problem, raise_problems
 from its2clr.errors import InputError
 
 
-class NoBagLeft(InputError):
+class NoBagLeftError(InputError):
     """Not one bag to be predicted could be packed; `problems.csv` of the cohort says why."""
 
 
@@ -45,7 +45,7 @@ def settle_splits(
         seed: Chooses the splits, if the manifest has none.
 
     Raises:
-        NoBagLeft: If no bag is left of those to be predicted.
+        NoBagLeftError: If no bag is left of those to be predicted.
         InputError: If no bag is left, or a split lacks a class because bags were left out.
     """
     if not manifest.has_splits:
@@ -58,7 +58,7 @@ def settle_splits(
     where = f"{out}, after {_losses(manifest, kept, out)}"
     if not manifest.labelled:
         if kept.empty:
-            raise NoBagLeft(str(Problem(where, "no bag is left")))
+            raise NoBagLeftError(str(Problem(where, "no bag is left")))
         return kept
     check_classes(kept["label"].tolist(), kept["split"].tolist(), where, problems)
     raise_problems(problems)

@@ -1,8 +1,8 @@
 """Features of every tile, without randomness; processes share out the work.
 
-Every forward pass of a machine has the same shape, a short one being filled up: libraries choose their kernels by shape,
-and the last bits of a result depend on the kernel. So a tile has the same features alone and among others, which is what
-makes a prediction for one new slide equal the one it gets within a cohort.
+Every forward pass of a machine has the same shape, a short one being filled up: libraries choose their kernels by
+shape, and the last bits of a result depend on the kernel. So a tile has the same features alone and among others, which
+is what makes a prediction for one new slide equal the one it gets within a cohort.
 """
 
 import math
@@ -51,7 +51,7 @@ def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_s
 
 
 def pass_size(batch_size: int, side: int, device: torch.device) -> int:
-    """Tiles of one forward pass: depends on the settings, the tile and the kind of device, never on how many there are."""
+    """Tiles of one forward pass: by settings, tile and kind of device, never by how many there are."""
     if device.type != "cpu":
         return batch_size
     fitting = PIXELS_PER_PASS_ON_CPU // side**2

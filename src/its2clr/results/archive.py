@@ -1,6 +1,6 @@
 """One file of several parts: a zip archive, stored and with fixed times, so that equal content gives equal bytes.
 
-Parts are read into memory by the names that are expected; nothing is ever unpacked to disk, and nothing is decompressed.
+Parts are read into memory by the names that are expected; nothing is ever unpacked to disk or decompressed.
 """
 
 import zipfile

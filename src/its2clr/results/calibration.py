@@ -1,13 +1,13 @@
 """Calibration of bag probabilities, fitted on validation bags alone: Platt scaling, guarded for few or separable bags.
 
-The calibrated probability is `expit(slope * logit(p) + intercept)`. Slope and intercept minimise the cross-entropy on the
-validation bags with two guards:
+The calibrated probability is `expit(slope * logit(p) + intercept)`. Slope and intercept minimise the cross-entropy on
+the validation bags with two guards:
 
-- Targets are Platt's: (n+ + 1) / (n+ + 2) for the n+ positive bags and 1 / (n- + 2) for the n- negative ones, in place of
-  1 and 0. Bags that a threshold separates would otherwise drive the slope to infinity; and the fewer bags there are, the
-  less extreme a probability can become.
-- The slope is not negative, so that calibration never turns the order of bags around, and is drawn weakly towards 1, which
-  decides where the bags say nothing about it (all of one score).
+- Targets are Platt's: (n+ + 1) / (n+ + 2) for the n+ positive bags and 1 / (n- + 2) for the n- negative ones, in place
+  of 1 and 0. Bags that a threshold separates would otherwise drive the slope to infinity; and the fewer bags there are,
+  the less extreme a probability can become.
+- The slope is not negative, so that calibration never turns the order of bags around, and is drawn weakly towards 1,
+  which decides where the bags say nothing about it (all of one score).
 """
 
 from dataclasses import asdict, dataclass
@@ -92,9 +92,9 @@ def fit_calibration(labels: ArrayLike, probability: ArrayLike) -> Calibration:
 
 
 def calibration_error(labels: ArrayLike, probability: ArrayLike, bins: int = BINS) -> float:
-    """Expected calibration error: |share of positives - mean probability| in bins of equally many bags, weighted by them.
+    """Expected calibration error: |share of positives - mean probability| over bins, weighted by their bags.
 
-    Bins of equal width would leave most of them empty with the few bags of a validation set.
+    Bins hold equally many bags each. Bins of equal width would leave most of them empty with the few bags of a validation set.
     """
     truth, scores = np.asarray(labels, dtype=np.float64), np.asarray(probability, dtype=np.float64)
     parts = np.array_split(np.argsort(scores, kind="stable"), min(bins, len(scores)))

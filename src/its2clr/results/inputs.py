@@ -1,4 +1,4 @@
-"""What a person names to be predicted: packed cohorts, slides, image folders, manifests, sorted into bags to be made."""
+"""What a person names to be predicted: packed cohorts, slides, image folders and manifests, sorted into bags."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -159,7 +159,7 @@ def _series(file: Path) -> str:
 
     try:
         found = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=["SeriesInstanceUID"])
-    except Exception:  # what is wrong with it is said when it is opened as a slide
+    except Exception:  # noqa: BLE001 - what is wrong with it is said when it is opened as a slide
         return file.name
     return str(found.get("SeriesInstanceUID", file.name))
 

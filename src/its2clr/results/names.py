@@ -1,4 +1,4 @@
-"""Identifiers of bags that come from several places: each of its own, the same in every order, and fit to name a file."""
+"""Identifiers of bags from several places: each of its own, the same in every order, and fit to name a file."""
 
 import hashlib
 from collections import Counter

@@ -8,7 +8,7 @@ import pandas as pd
 
 from its2clr.cohort import LeftOut, Manifest, pack_images
 from its2clr.cohort.checks import UNKNOWN_LABEL
-from its2clr.cohort.finish import NoBagLeft
+from its2clr.cohort.finish import NoBagLeftError
 from its2clr.cohort.layout import PROBLEMS_FILE
 from its2clr.cohort.parallel import default_workers
 from its2clr.cohort.slides import Slide, SlideManifest, pack_slides
@@ -58,7 +58,7 @@ def pack_inputs(
             notes = _pack_folders(inputs.folders, out, tiling, engine, workers)
         else:
             return Packed(any_bag=False, left_out=[], notes=[])
-    except NoBagLeft:
+    except NoBagLeftError:
         return Packed(any_bag=False, left_out=_problems(out), notes=[])
     return Packed(any_bag=True, left_out=_problems(out), notes=notes)
 
@@ -107,4 +107,5 @@ def _problems(cohort: Path) -> list[LeftOut]:
     table = read_table(cohort / PROBLEMS_FILE, [])
     if table is None:
         return []
-    return [LeftOut(one.bag_id, one.file, int(one.row), one.problem) for one in table.itertuples(index=False)]
+    columns = (table[name].tolist() for name in ("bag_id", "file", "row", "problem"))
+    return [LeftOut(bag_id, file, int(row), problem) for bag_id, file, row, problem in zip(*columns, strict=True)]

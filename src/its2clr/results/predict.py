@@ -60,10 +60,8 @@ class Predicted:
     def lines(self) -> list[str]:
         """The closing words: bags predicted, called positive, left out and why."""
         positive = int(self.bags["predicted_label"].sum())
-        lines = [
-            f"{self.out / PREDICTIONS}: {len(self.bags)} bags, {len(self.instances)} instances; {positive} bags called "
-            f"positive (probability >= {self.threshold:.3f}, chosen on validation)"
-        ]
+        called = f"{positive} called positive (probability >= {self.threshold:.3f}, chosen on validation)"
+        lines = [f"{self.out / PREDICTIONS}: {len(self.bags)} bags, {len(self.instances)} instances; {called}"]
         if self.left_out:
             lines.append(f"left out: {len(self.left_out)} ({self.out / PROBLEMS_FILE})")
             lines += [f"  {_said(one)}" for one in self.left_out[:_LISTED]]

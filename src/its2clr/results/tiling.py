@@ -16,7 +16,7 @@ from its2clr.errors import InputError
 Kind = Literal["slides", "images", "tiles"]
 
 SCALE_TOLERANCE = 0.1
-"""How far the scale of tiles may be from the model's; the sides of tiles are whole pixels, so it is never quite equal."""
+"""How far the scale of tiles may be from the model's; sides are whole pixels, so it is never quite equal."""
 _OF_SLIDES = tuple(field.name for field in fields(SlideSettings))
 _OF_GROUND_TRUTH = ("min_covered", "classes")
 _OF_IMAGES = ("tile_size", "encoding", "quality", "resize")
