@@ -94,7 +94,7 @@ def fit_calibration(labels: ArrayLike, probability: ArrayLike) -> Calibration:
 def calibration_error(labels: ArrayLike, probability: ArrayLike, bins: int = BINS) -> float:
     """Expected calibration error: |share of positives - mean probability| over bins, weighted by their bags.
 
-    Bins hold equally many bags each. Bins of equal width would leave most of them empty with the few bags of a validation set.
+    Bins hold equally many bags each: of equal width, most would be empty with the few bags of a validation set.
     """
     truth, scores = np.asarray(labels, dtype=np.float64), np.asarray(probability, dtype=np.float64)
     parts = np.array_split(np.argsort(scores, kind="stable"), min(bins, len(scores)))

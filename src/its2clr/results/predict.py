@@ -20,7 +20,7 @@ import pandas as pd
 from its2clr import __version__
 from its2clr.cohort import Cohort, LeftOut, write_problems
 from its2clr.cohort.layout import INFO_FILE, PROBLEMS_FILE
-from its2clr.config import EngineConfig, parse_override, resolve_config
+from its2clr.config import parse_override, resolve_config
 from its2clr.engine.devices import Engine
 from its2clr.engine.files import atomic_path, write_json
 from its2clr.errors import InputError
@@ -100,9 +100,7 @@ def predict(
     Raises:
         InputError: The model cannot be used, an input does not exist, or nothing can be predicted.
     """
-    model, config = _opened(model, overrides)
-    engine = Engine(config)
-    engine.bars.enabled &= not quiet
+    model, engine = open_for_prediction(model, overrides, quiet=quiet)
     out = _checked_folder(Path(out))
     tiling = model.tiling
     found = sort_inputs([inputs] if isinstance(inputs, str | Path) else inputs, tiling.kind)
@@ -125,9 +123,14 @@ def predict(
     return predicted
 
 
-def _opened(
-    model: str | Path | TrainedModel, overrides: Sequence[str] | Mapping[str, Any]
-) -> tuple[TrainedModel, EngineConfig]:
+def open_for_prediction(
+    model: str | Path | TrainedModel, overrides: Sequence[str] | Mapping[str, Any] = (), *, quiet: bool = False
+) -> tuple[TrainedModel, Engine]:
+    """A model, and the engine it is to run on: with the run's precision, unless the overrides say otherwise.
+
+    Raises:
+        InputError: There is no model, or a setting of the model is to be changed.
+    """
     given = dict(overrides) if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
     for key in given:
         if key != "plugins" and key.partition(".")[0] != "engine":
@@ -137,7 +140,9 @@ def _opened(
     import_plugins(resolve_config(None, given).plugins)
     opened = model if isinstance(model, TrainedModel) else open_model(model)
     precision = {"engine.precision": opened.description.precision}
-    return opened, resolve_config(None, {**precision, **given}).engine
+    engine = Engine(resolve_config(None, {**precision, **given}).engine)
+    engine.bars.enabled &= not quiet
+    return opened, engine
 
 
 def _checked_folder(out: Path) -> Path:

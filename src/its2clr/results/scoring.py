@@ -13,6 +13,7 @@ from its2clr.encoders.extraction import extract_features
 from its2clr.engine.devices import Engine
 from its2clr.engine.progress import ProgressBar
 from its2clr.engine.tiles import TileStore
+from its2clr.errors import InputError
 from its2clr.evaluation.frozen import Scores
 from its2clr.results.model_file import TrainedModel
 
@@ -30,18 +31,29 @@ def score_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Scores:
         cohort: Bags whose tiles fit the model.
         engine: Where to compute.
     """
-    found = []
+    found = [Scores.of(model.aggregators, features) for features in represent_bags(model, cohort, engine)]
+    return Scores(
+        np.concatenate([scores.bags for scores in found], axis=1),
+        np.concatenate([scores.instances for scores in found], axis=1),
+    )
+
+
+def represent_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Iterator[BagFeatures]:
+    """A model's features of the bags of a cohort, part after part, in the order of the bags.
+
+    Raises:
+        InputError: The tiles have another size than the model's.
+    """
+    misfit = model.tiling.misfit_of_cohort(cohort.info)
+    if misfit is not None:
+        raise InputError(f"{cohort.path}: {misfit}")
     bars = ProgressBar(enabled=engine.bars.enabled, console=engine.bars.console)
     with bars.start("predict", cohort.n_instances, "tiles") as progress, _silent(engine):
         encoder = model.encoder.to(engine.device)
         for part, tiles in _decoded(cohort.without_labels(), engine):
             features = extract_features(encoder, tiles, engine, engine.extract_batch_size)
-            found.append(Scores.of(model.aggregators, BagFeatures(features, torch.from_numpy(part.offsets()))))
+            yield BagFeatures(features, torch.from_numpy(part.offsets()))
             progress.advance(part.n_instances)
-    return Scores(
-        np.concatenate([scores.bags for scores in found], axis=1),
-        np.concatenate([scores.instances for scores in found], axis=1),
-    )
 
 
 def bag_groups(cohort: Cohort, group_bytes: int = GROUP_BYTES) -> list[Cohort]:
