@@ -132,7 +132,7 @@ def test_a_tile_has_the_same_features_alone_and_among_others(network, tiles, eng
         assert torch.equal(extract_features(network.encoder, TileStore(tiles.images[rows]), engine), whole[rows])
 
 
-@pytest.mark.parametrize(("side", "expected"), [(32, 512), (64, 512), (224, 32), (512, 16)])
+@pytest.mark.parametrize(("side", "expected"), [(16, 512), (32, 128), (64, 32), (224, 16), (512, 16)])
 def test_a_pass_on_a_cpu_is_bounded_in_pixels(side, expected):
     assert pass_size(512, side, torch.device("cpu")) == expected
     assert pass_size(8, side, torch.device("cpu")) == 8

@@ -56,7 +56,7 @@ def represent_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Itera
             progress.advance(part.n_instances)
 
 
-def bag_groups(cohort: Cohort, group_bytes: int = GROUP_BYTES) -> list[Cohort]:
+def bag_groups(cohort: Cohort, group_bytes: int) -> list[Cohort]:
     """A cohort in parts of neighbouring bags, each small enough to be held decoded."""
     most = max(1, group_bytes // (3 * cohort.tile_size**2))
     starts, held = [0], 0
@@ -74,7 +74,7 @@ def bag_groups(cohort: Cohort, group_bytes: int = GROUP_BYTES) -> list[Cohort]:
 
 def _decoded(cohort: Cohort, engine: Engine) -> Iterator[tuple[Cohort, TileStore]]:
     """Each part with its tiles; the next part is decoded while this one is used."""
-    parts = bag_groups(cohort)
+    parts = bag_groups(cohort, GROUP_BYTES)
     if engine.world_size > 1:  # processes agree on every part, in the order they come to it
         yield from ((part, TileStore.from_cohort(part, engine)) for part in parts)
         return
