@@ -1,4 +1,5 @@
 import json
+import math
 import pickle
 import zipfile
 
@@ -14,6 +15,7 @@ from its2clr.errors import InputError
 from its2clr.results.calibration import fit_calibration
 from its2clr.results.export import export_model, model_of_run, open_model
 from its2clr.results.model_file import load_model, save_model
+from its2clr.results.predict import open_for_prediction
 from its2clr.results.scores import Model, RunScores
 
 PARTS = ("model.json", "encoder.safetensors", "aggregators.safetensors")
@@ -183,6 +185,8 @@ def test_what_model_json_may_not_say(parts, tmp_path):
         load_model(write(path, changed(parts, threshold="high")))
     with pytest.raises(InputError, match="not that of a model"):
         load_model(write(path, changed(parts, surprise=1)))
+    with pytest.raises(InputError, match="not that of a model"):
+        load_model(write(path, changed(parts, calibration={**described["calibration"], "slope": math.nan})))
     for settings in ({"overlap": -1}, {"overlap": "wide"}, {"tile_size": 64}, {"colour": 1}):
         tiling = {**described["tiling"], "settings": {**described["tiling"]["settings"], **settings}}
         with pytest.raises(InputError, match="not that of a model"):
@@ -205,3 +209,7 @@ def test_a_missing_plugin_is_named(parts, tmp_path):
     path = write(tmp_path / "ours.its2clr", changed(parts, aggregator=aggregator, plugins=["mine.py"]))
     with pytest.raises(InputError, match=r"needs the aggregator 'ours'.*--set plugins=\[mine.py\]"):
         load_model(path)
+    lines = ["from its2clr.aggregators.base import register", "from its2clr.aggregators.dsmil import DSMIL"]
+    (tmp_path / "mine.py").write_text("\n".join([*lines, "register('ours')(type('Ours', (DSMIL,), {}))"]))
+    model, _ = open_for_prediction(path, [f"plugins=[{tmp_path / 'mine.py'}]"], quiet=True)
+    assert model.aggregators.name == "ours"

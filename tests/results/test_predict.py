@@ -184,6 +184,7 @@ def test_slides_that_cannot_be_used_are_said_and_the_rest_goes_on(slide_run, tmp
     (new / "text.ndpi").write_text("no slide at all")
     (new / "notes.txt").write_text("not even tried")
     (tmp_path / "nothing").mkdir()
+    (new / "site-a" / "loop").symlink_to(new)
     inputs = [new, new / "site-a" / "twin.tiff", tmp_path / "nothing"]
     predicted = predict(slide_run / "run", inputs, tmp_path / "out", workers=1, quiet=True)
     bags = read_bags(tmp_path / "out")
@@ -215,6 +216,10 @@ def test_slides_that_cannot_be_used_are_said_and_the_rest_goes_on(slide_run, tmp
     again = {path: path.read_bytes() for path in before}
     changed = {path.name for path in before if again[path] != before[path]}
     assert changed == {"problems.csv"}
+    write_pyramid(new / "no scale.tiff", draw(400, 300, seed=9, blobs=6), mpp=None)
+    rescued = predict(slide_run / "run", new, tmp_path / "out", default_mpp=0.5, workers=1, quiet=True)
+    assert rescued.bags.set_index("bag_id")["probability"]["no scale"] == bags["probability"][0]
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert set(read_bags(tmp_path / "other")["bag_id"]) == set(bags["bag_id"])
 
 

@@ -92,7 +92,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
         raise InputError(f"{run.path}: nothing to evaluate yet; run `its2clr fit` or `its2clr aggregate` on it first")
     done = run.done("evaluate") or {}
     of_features = of_features or done.get("of_features", False)
-    notes = {"models": [" ".join(pair) for pair in pairs], "of_features": of_features}
+    notes = {"models": [" ".join(pair) for pair in pairs], "of_features": of_features, "splits": list(SPLITS)}
     if done == notes:
         stages.engine.say("evaluate: already done")
         results: dict[str, Any] = read_json(run.path / "results.json")

@@ -120,8 +120,8 @@ def _validation(scores: RunScores, model: Model) -> tuple[Any, Any]:
     ]
     if chosen.empty:
         raise InputError(
-            f"{scores.run}: bag_predictions.csv has no validation bags, an older version wrote it; remove `evaluate` "
-            "from the stages in its state.json and run `its2clr evaluate` again"
+            f"{scores.run}: an older version of its2clr evaluated it, without predictions for validation bags; run "
+            f"`its2clr evaluate {scores.run}` again"
         )
     return chosen["label"].to_numpy(dtype=np.int64), chosen["probability"].to_numpy(dtype=np.float64)
 

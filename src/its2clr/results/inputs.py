@@ -1,5 +1,6 @@
 """What a person names to be predicted: packed cohorts, slides, image folders and manifests, sorted into bags."""
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -132,14 +133,17 @@ def _find_slides(path: Path, found: Inputs) -> None:
 
 def _slides_in(folder: Path) -> list[Path]:
     """Slides in a folder and the folders below it, sorted; hidden ones are none, and a DICOM slide counts once."""
-    files = sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix.lower() in SLIDE_SUFFIXES
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-        and file.is_file()
-    )
-    return list(_one_per_series(files))
+    found: list[Path] = []
+    seen: set[Path] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if Path(place).resolve() in seen:  # a link to a folder above would be followed for ever
+            folders.clear()
+            continue
+        seen.add(Path(place).resolve())
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files = (Path(place) / name for name in names if not name.startswith("."))
+        found += [file for file in files if file.suffix.lower() in SLIDE_SUFFIXES and file.is_file()]
+    return list(_one_per_series(sorted(found)))
 
 
 def _one_per_series(files: Iterable[Path]) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -69,8 +69,10 @@ class ModelDescription(_Part):
     plugins: tuple[str, ...] = Field(default=(), description="files or modules that the run imported")
     precision: Literal["auto", "32-true", "bf16-mixed"] = Field("auto", description="engine.precision of the run")
     tiling: Tiling = Field(description="what bags it takes, and how they become tiles")
-    threshold: float = Field(description="a bag is called positive from this probability on; chosen on validation")
-    calibration: dict[str, float | int | None] = Field(description="fitted on validation bags; see the guide")
+    threshold: FiniteFloat = Field(
+        description="a bag is called positive from this probability on; chosen on validation"
+    )
+    calibration: dict[str, FiniteFloat | int | None] = Field(description="fitted on validation bags; see the guide")
     metrics: dict[str, Any] = Field(default_factory=dict, description="how good it was on the run's test bags")
     cohort: dict[str, Any] = Field(default_factory=dict, description="numbers of bags it was trained and tested on")
     sha256: dict[str, str] = Field(default_factory=dict, description="of the files of weights")

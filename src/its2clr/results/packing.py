@@ -1,6 +1,7 @@
 """Cut new slides or pack new images as a model's training cohort was, into a cohort without labels."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +12,8 @@ from its2clr.cohort.checks import UNKNOWN_LABEL
 from its2clr.cohort.finish import NoBagLeftError
 from its2clr.cohort.layout import PROBLEMS_FILE
 from its2clr.cohort.parallel import default_workers
-from its2clr.cohort.slides import Slide, SlideManifest, pack_slides
-from its2clr.cohort.slides.scale import check_mpp
+from its2clr.cohort.slides import Slide, SlideManifest, SlideProblem, open_slide, pack_slides
+from its2clr.cohort.slides.scale import check_mpp, is_sane
 from its2clr.cohort.tables import read_table
 from its2clr.engine.devices import Engine
 from its2clr.results.inputs import ImageFolder, Inputs
@@ -66,17 +67,32 @@ def pack_inputs(
 def _pack_slides(
     slides: Sequence[Slide], out: Path, tiling: Tiling, engine: Engine, default_mpp: float | None, workers: int | None
 ) -> list[str]:
+    if default_mpp is not None:
+        slides = [_with_scale(slide, default_mpp) for slide in slides]
     members = [(slide.bag_id, str(slide.file), slide.name, UNKNOWN_LABEL) for slide in slides]
     bags = _manifest([(slide.bag_id, slide.row) for slide in slides], members, [slide.row for slide in slides])
     with engine.progress("tile", len(slides), "slides") as progress:
         summary = pack_slides(
             SlideManifest(bags, tuple(slides)),
             out,
-            tiling.slide_settings(default_mpp),
+            tiling.slide_settings(),
             workers=min(workers or default_workers(), len(slides)),
             progress=progress.reach_with("tiles"),
         )
     return [f"{bag_id}: {note}" for bag_id, note in summary.notes]
+
+
+def _with_scale(slide: Slide, default_mpp: float) -> Slide:
+    """A slide with the scale to be used for it where its file does not say.
+
+    It is not given as a setting of the cohort: those that say their scale would all be tiled again when it is given.
+    """
+    try:
+        with open_slide(slide.file) as reader:
+            said = reader.mpp is not None and all(is_sane(mpp) for mpp in reader.mpp)
+    except SlideProblem:  # which is found again, and noted, when it is tiled
+        return slide
+    return slide if said or slide.mpp is not None else replace(slide, mpp=default_mpp)
 
 
 def _pack_folders(

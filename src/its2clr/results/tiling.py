@@ -73,13 +73,9 @@ class Tiling(BaseModel):
         if self.settings.get("tile_size", self.tile_size) != self.tile_size:
             raise InputError(f"the model is for tiles of {self.tile_size} px, but makes others")
 
-    def slide_settings(self, default_mpp: float | None = None) -> SlideSettings:
-        """How slides are tiled.
-
-        Args:
-            default_mpp: Scale of slides where neither file nor manifest says.
-        """
-        return SlideSettings(**{**self.settings, "default_mpp": default_mpp})
+    def slide_settings(self) -> SlideSettings:
+        """How slides are tiled."""
+        return SlideSettings(**self.settings)
 
     def image_settings(self) -> dict[str, Any]:
         """How images are packed: arguments of `pack_images`."""
