@@ -206,10 +206,10 @@ def test_what_model_json_may_not_say(parts, tmp_path):
 def test_a_missing_plugin_is_named(parts, tmp_path):
     described = json.loads(parts["model.json"])
     aggregator = {**described["aggregator"], "name": "ours"}
-    path = write(tmp_path / "ours.its2clr", changed(parts, aggregator=aggregator, plugins=["mine.py"]))
-    with pytest.raises(InputError, match=r"needs the aggregator 'ours'.*--set plugins=\[mine.py\]"):
+    path = write(tmp_path / "ours.its2clr", changed(parts, aggregator=aggregator, plugins=["ours_of_model_file.py"]))
+    with pytest.raises(InputError, match=r"needs the aggregator 'ours'.*--set plugins=\[ours_of_model_file.py\]"):
         load_model(path)
     lines = ["from its2clr.aggregators.base import register", "from its2clr.aggregators.dsmil import DSMIL"]
-    (tmp_path / "mine.py").write_text("\n".join([*lines, "register('ours')(type('Ours', (DSMIL,), {}))"]))
-    model, _ = open_for_prediction(path, [f"plugins=[{tmp_path / 'mine.py'}]"], quiet=True)
+    (tmp_path / "ours_of_model_file.py").write_text("\n".join([*lines, "register('ours')(type('Ours', (DSMIL,), {}))"]))
+    model, _ = open_for_prediction(path, [f"plugins=[{tmp_path / 'ours_of_model_file.py'}]"], quiet=True)
     assert model.aggregators.name == "ours"

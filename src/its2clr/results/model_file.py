@@ -69,9 +69,7 @@ class ModelDescription(_Part):
     plugins: tuple[str, ...] = Field(default=(), description="files or modules that the run imported")
     precision: Literal["auto", "32-true", "bf16-mixed"] = Field("auto", description="engine.precision of the run")
     tiling: Tiling = Field(description="what bags it takes, and how they become tiles")
-    threshold: FiniteFloat = Field(
-        description="a bag is called positive from this probability on; chosen on validation"
-    )
+    threshold: FiniteFloat = Field(description="bags are called positive from this probability on; of validation")
     calibration: dict[str, FiniteFloat | int | None] = Field(description="fitted on validation bags; see the guide")
     metrics: dict[str, Any] = Field(default_factory=dict, description="how good it was on the run's test bags")
     cohort: dict[str, Any] = Field(default_factory=dict, description="numbers of bags it was trained and tested on")
