@@ -2,6 +2,7 @@ import json
 import math
 import pickle
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,13 +11,17 @@ import torch
 from safetensors.torch import load as load_tensors
 
 from its2clr import ItS2CLR
-from its2clr.cohort import Cohort
+from its2clr.aggregators import base
+from its2clr.cohort import Cohort, CohortInfo
+from its2clr.cohort.slides import SlideSettings
 from its2clr.errors import InputError
 from its2clr.results.calibration import fit_calibration
 from its2clr.results.export import export_model, model_of_run, open_model
+from its2clr.results.inputs import sort_inputs
 from its2clr.results.model_file import load_model, save_model
 from its2clr.results.predict import open_for_prediction
 from its2clr.results.scores import Model, RunScores
+from its2clr.results.tiling import Tiling
 
 PARTS = ("model.json", "encoder.safetensors", "aggregators.safetensors")
 
@@ -203,7 +208,22 @@ def test_what_model_json_may_not_say(parts, tmp_path):
         load_model(write(path, changed(parts, aggregator=aggregator)))
 
 
-def test_a_missing_plugin_is_named(parts, tmp_path):
+def test_what_a_cohort_says_of_its_tiling(tmp_path):
+    slides = SlideSettings(mpp=0.5, tile_size=64, overlap=4, stain="macenko", default_mpp=0.25, classes=("Tumor",))
+    said = Tiling.of_cohort(CohortInfo(tile_size=64, encoding="jpeg", settings={**vars(slides), "label": "EGFR"}))
+    assert (said.kind, said.mpp) == ("slides", 0.5)
+    assert said.slide_settings() == replace(slides, default_mpp=None, classes=())
+    images = {"tile_size": 48, "encoding": "jpeg", "quality": 80, "resize": "nearest"}
+    said = Tiling.of_cohort(CohortInfo(tile_size=48, encoding="jpeg", settings={**images, "splits": "manifest"}))
+    assert (said.kind, said.mpp, said.image_settings()) == ("images", None, images)
+    resampled = CohortInfo(tile_size=48, encoding="png", settings={"source": "resample", "seed": 0})
+    assert Tiling.of_cohort(resampled).kind == "tiles"
+    found = sort_inputs([tmp_path], "tiles")
+    assert "give the cohort" in found.left_out[0].problem
+
+
+def test_a_missing_plugin_is_named(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
     described = json.loads(parts["model.json"])
     aggregator = {**described["aggregator"], "name": "ours"}
     path = write(tmp_path / "ours.its2clr", changed(parts, aggregator=aggregator, plugins=["ours_of_model_file.py"]))
