@@ -6,6 +6,7 @@ is what makes a prediction for one new slide equal the one it gets within a coho
 """
 
 import math
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from its2clr.encoders.encoder import Encoder
 from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice
+from its2clr.engine.progress import Progress
 from its2clr.engine.tiles import TileStore
 
 PIXELS_PER_PASS_ON_CPU = 2**17
@@ -20,7 +22,9 @@ PIXELS_PER_PASS_ON_CPU = 2**17
 SMALLEST_PASS = 16
 
 
-def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_size: int = 512) -> Tensor:
+def extract_features(
+    encoder: Encoder, tiles: TileStore, engine: Engine, batch_size: int = 512, progress: Progress | None = None
+) -> Tensor:
     """Features h = f(x) of every tile, in order.
 
     Args:
@@ -28,6 +32,7 @@ def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_s
         tiles: Decoded tiles.
         engine: With several processes each computes every n-th batch and all get the whole.
         batch_size: Tiles per forward pass; on a CPU large tiles go in smaller passes.
+        progress: A display of a larger job, to be advanced by the tiles done; one of its own is shown if None.
 
     Returns:
         (N, D) float32 on the engine's device.
@@ -40,12 +45,15 @@ def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_s
     with (
         memory_advice("extract"),
         torch.no_grad(),
-        engine.progress("extract", len(batches), unit="batches") as progress,
+        engine.progress("extract", len(tiles), "tiles") if progress is None else nullcontext(progress) as shown,
     ):
+        left = len(tiles)
         for indices, rows in zip(batches, feed(batches), strict=True):
             with engine.autocast():
                 features[indices] = encoder(feed.tiles.index_select(0, rows)).float()
-            progress.advance()
+            done = min(left, len(indices) * engine.world_size)  # the other processes are about as far
+            shown.advance(done)
+            left -= done
     encoder.train(was_training)
     return engine.sum_over_processes(features)
 

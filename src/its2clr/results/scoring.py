@@ -51,9 +51,8 @@ def represent_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Itera
     with bars.start("predict", cohort.n_instances, "tiles") as progress, _silent(engine):
         encoder = model.encoder.to(engine.device)
         for part, tiles in _decoded(cohort.without_labels(), engine):
-            features = extract_features(encoder, tiles, engine, engine.extract_batch_size)
+            features = extract_features(encoder, tiles, engine, engine.extract_batch_size, progress)
             yield BagFeatures(features, torch.from_numpy(part.offsets()))
-            progress.advance(part.n_instances)
 
 
 def bag_groups(cohort: Cohort, group_bytes: int) -> list[Cohort]:
