@@ -453,6 +453,54 @@ def doctor(
 
 
 @app.command()
+def predict(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model file (model.its2clr) or the folder of a run.")
+    ],
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Slides, folders of slides, folders of images, a manifest (CSV), or packed cohorts; any number.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the predictions; the same command again does not cut tiles twice.")
+    ] = Path("predictions"),
+    default_mpp: Annotated[
+        float | None, typer.Option(help="Microns per pixel of slides where neither file nor manifest says.")
+    ] = None,
+    workers: WorkersOption = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the machine, e.g. `--set engine.accelerator=cpu`, or `plugins`."),
+    ] = None,
+) -> None:
+    """Predict new slides, image folders or cohorts with a trained model; labels are not needed and not looked at.
+
+    Slides are tiled, and images packed, as the model's own training cohort was. A folder of images is one bag, a folder
+    of such folders is one bag each, and a folder of slides, searched with all folders below, is one bag for each slide.
+    What does not fit the model is a row in OUT/problems.csv, the rest goes on.
+
+    OUT/predictions.csv has one row per bag: `probability` (as `its2clr evaluate` gives it), `calibrated_probability`
+    (calibrated on validation bags) and `predicted_label` (by the threshold that validation chose).
+    OUT/instances.parquet has one row per tile, with its place at level 0.
+
+    RUN/model.its2clr is all that another machine needs besides its2clr itself.
+
+    Example: `its2clr predict runs/mine/model.its2clr scans/ case-7.svs --out predictions/monday`
+    """
+    from its2clr.results.predict import predict as predict_
+
+    predicted = predict_(
+        model, inputs, out, default_mpp=default_mpp, workers=workers, overrides=settings or [], quiet=False
+    )
+    if os.environ.get("RANK", "0") == "0":
+        for line in predicted.lines():
+            console.print(line, markup=False, soft_wrap=True)
+
+
+@app.command()
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe, resolved.")] = None) -> None:
     """List the recipes, or show every setting of one."""
     import yaml
@@ -688,10 +736,12 @@ def _fit(cohort: Path | None, run: Path, recipe: str | None, settings: list[str]
 def _evaluate(stages: Any) -> None:
     from its2clr.engine.memory import said_peak_memory
     from its2clr.evaluation.frozen import evaluate, results_rows
+    from its2clr.results.export import export_model
 
     results = evaluate(stages)
     if not stages.engine.is_writer:
         return
+    exported = export_model(stages.run.path)
     table = Table(title="Test bags: mean (deviation over retrainings) [95% interval over bags]")
     for heading in ("", "bag AUC", "instance AUC"):
         table.add_column(heading, no_wrap=True)
@@ -702,6 +752,7 @@ def _evaluate(stages: Any) -> None:
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
     stages.engine.say(said_peak_memory(stages.engine.device))
     console.print(f"results in {stages.run.path / 'results.json'}", markup=False, soft_wrap=True)
+    console.print(f"model in {exported}: `its2clr predict` needs nothing else", markup=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -40,6 +40,17 @@ class ItS2CLR:
         self.overrides = overrides
         self.verbose = verbose
 
+    @classmethod
+    def from_model(cls, path: str | Path, *, verbose: bool = True) -> Self:
+        """A trained model from its file (`model.its2clr`), to predict with.
+
+        Example:
+            >>> ItS2CLR.from_model("model.its2clr").predict_instances("cohorts/new")  # doctest: +SKIP
+        """
+        if not Path(path).is_file():
+            raise InputError(f"{path}: there is no such model file")
+        return cls(run=path, verbose=verbose)
+
     def fit(self, cohort: str | Path | Cohort) -> Self:
         """Pretrain, aggregate and refine on the training and validation bags; test bags are not touched.
 
@@ -48,6 +59,7 @@ class ItS2CLR:
         """
         from its2clr.pipeline import open_run
 
+        self._refuse_model_file()
         folder = cohort.path if isinstance(cohort, Cohort) else cohort
         if isinstance(cohort, Cohort) and len(cohort) != len(Cohort.open(folder)):
             raise InputError(
@@ -59,10 +71,14 @@ class ItS2CLR:
         return self
 
     def evaluate(self) -> dict[str, Any]:
-        """Measure the fitted models on the run's test bags; the content of results.json."""
+        """Measure the fitted models on the run's test bags, and write its model file; the content of results.json."""
         from its2clr.evaluation.frozen import evaluate
+        from its2clr.results.export import export_model
 
-        return evaluate(self._stages)
+        results = evaluate(self._stages)
+        if self._stages.engine.is_writer:
+            export_model(self.run)
+        return results
 
     def predict_proba(self, cohort: str | Path | Cohort) -> NDArray[np.float64]:
         """Bag probabilities, mean over the retrained aggregators.
@@ -73,7 +89,7 @@ class ItS2CLR:
         Returns:
             (bags, 2): probability of negative and positive, in the order of `cohort.bags`.
         """
-        positive = self._scores(_opened(cohort)).bags.mean(axis=0)
+        positive = self._scores(_opened(cohort)).bag_probability
         return np.stack([1 - positive, positive], axis=1)
 
     def predict(self, cohort: str | Path | Cohort, threshold: float = 0.5) -> NDArray[np.int64]:
@@ -95,14 +111,14 @@ class ItS2CLR:
                 "name": bags.names(),
                 "x": coords[:, 0],
                 "y": coords[:, 1],
-                "probability": self._scores(bags).instances.mean(axis=0),
+                "probability": self._scores(bags).instance_probability,
             }
         )
 
     def transform(self, cohort: str | Path | Cohort) -> dict[str, NDArray[np.float32]]:
         """Refined features (instances, D) of every bag."""
         bags = _opened(cohort)
-        flat = self._features(bags).features.cpu().numpy()
+        flat = np.concatenate([part.features.cpu().numpy() for part in self._features(bags)])
         parts = np.split(flat, bags.offsets()[1:-1])
         return dict(zip(bags.bags["bag_id"], parts, strict=True))
 
@@ -111,22 +127,43 @@ class ItS2CLR:
         from its2clr.pipeline import open_run
         from its2clr.stages import REFINED
 
+        self._refuse_model_file()
         stages = open_run(self.run, quiet=not self.verbose)
         if stages.run.done(f"aggregate {REFINED}") is None:
             raise InputError(f"{self.run}: this model is not fitted yet; call fit first")
         return stages
 
+    @cached_property
+    def _deployed(self) -> Any:
+        """Model and engine, where this is a model file and not a run; else None."""
+        if not Path(self.run).is_file():
+            return None
+        from its2clr.results.predict import open_for_prediction
+
+        return open_for_prediction(self.run, self.overrides or {}, quiet=not self.verbose)
+
+    def _refuse_model_file(self) -> None:
+        if self._deployed is not None:
+            raise InputError(f"{self.run}: is a trained model, which can predict; training needs a run folder")
+
     def _features(self, bags: Cohort) -> Any:
+        from its2clr.results.scoring import represent_bags
         from its2clr.stages import REFINED
 
-        return self._stages.represent(REFINED, bags)
+        if self._deployed is not None:
+            model, engine = self._deployed
+            return represent_bags(model, bags, engine)
+        return [self._stages.represent(REFINED, bags)]
 
     def _scores(self, bags: Cohort) -> Any:
         from its2clr.evaluation.frozen import Scores
+        from its2clr.results.scoring import score_bags
         from its2clr.stages import REFINED
 
-        aggregators = self._stages.aggregate(REFINED)
-        return Scores.from_predictions(aggregators.predict(self._features(bags)))
+        if self._deployed is not None:
+            model, engine = self._deployed
+            return score_bags(model, bags, engine)
+        return Scores.of(self._stages.aggregate(REFINED), self._features(bags)[0])
 
 
 def _opened(cohort: str | Path | Cohort) -> Cohort:

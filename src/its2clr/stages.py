@@ -231,7 +231,7 @@ class Stages:
         return own.model_copy(update={"name": name, "options": {}})
 
     def _aggregator_path(self, encoder: str, name: str | None = None) -> Path:
-        return self.run.path / "aggregators" / f"{encoder if name is None else f'{encoder}-{name}'}.safetensors"
+        return aggregator_path(self.run.path, encoder, name)
 
     def _train_aggregators(
         self, stage: str, config: AggregatorTraining, train: BagFeatures, validation: BagFeatures
@@ -345,6 +345,11 @@ def started_from(start: str) -> Path:
             f"pretrain.start: {path} is not there; name a run that is pretrained, or an encoder checkpoint"
         )
     return path
+
+
+def aggregator_path(run: Path, encoder: str, name: str | None = None) -> Path:
+    """Where a run keeps an encoder's trained aggregators; `name` is of another aggregator than the run's own."""
+    return run / "aggregators" / f"{encoder if name is None else f'{encoder}-{name}'}.safetensors"
 
 
 def _aggregate_stage(encoder: str, name: str | None = None) -> str:

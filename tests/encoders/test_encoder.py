@@ -5,6 +5,7 @@ from tests.conftest import TINY
 from its2clr.config import EncoderConfig, resolve_config
 from its2clr.encoders import create_encoder, extract_features
 from its2clr.encoders.encoder import check_tile_size
+from its2clr.encoders.extraction import pass_size
 from its2clr.encoders.weights import create_network, load_network, save_network
 from its2clr.engine.devices import Engine
 from its2clr.engine.files import hash_files
@@ -119,3 +120,20 @@ def test_weights_of_another_model_are_refused(network, tmp_path):
     save_checkpoint(path, tensors, state)
     with pytest.raises(InputError, match=r"do not fit[\s\S]*conv1.weight"):
         load_network(path)
+
+
+def test_a_tile_has_the_same_features_alone_and_among_others(network, tiles, engine):
+    whole = extract_features(network.encoder, tiles, engine)
+    for rows in (
+        torch.tensor([3]),
+        torch.arange(5, 22),
+        torch.randperm(37, generator=torch.Generator().manual_seed(1)),
+    ):
+        assert torch.equal(extract_features(network.encoder, TileStore(tiles.images[rows]), engine), whole[rows])
+
+
+@pytest.mark.parametrize(("side", "expected"), [(16, 512), (32, 128), (64, 32), (224, 16), (512, 16)])
+def test_a_pass_on_a_cpu_is_bounded_in_pixels(side, expected):
+    assert pass_size(512, side, torch.device("cpu")) == expected
+    assert pass_size(8, side, torch.device("cpu")) == 8
+    assert pass_size(512, side, torch.device("cuda")) == 512

@@ -14,6 +14,10 @@ from its2clr.cohort.tables import Problem, raise_problems
 from its2clr.errors import InputError
 
 
+class NoBagLeftError(InputError):
+    """Not one bag to be predicted could be packed; `problems.csv` of the cohort says why."""
+
+
 def plan_splits(manifest: Manifest, fractions: Sequence[float], seed: int) -> dict[str, Any]:
     """Say where the splits come from, as settings of the cohort.
 
@@ -41,6 +45,7 @@ def settle_splits(
         seed: Chooses the splits, if the manifest has none.
 
     Raises:
+        NoBagLeftError: If no bag is left of those to be predicted.
         InputError: If no bag is left, or a split lacks a class because bags were left out.
     """
     if not manifest.has_splits:
@@ -52,7 +57,8 @@ def settle_splits(
     problems: list[Problem] = []
     where = f"{out}, after {_losses(manifest, kept, out)}"
     if not manifest.labelled:
-        raise_problems([Problem(where, "no bag is left")] if kept.empty else [])
+        if kept.empty:
+            raise NoBagLeftError(str(Problem(where, "no bag is left")))
         return kept
     check_classes(kept["label"].tolist(), kept["split"].tolist(), where, problems)
     raise_problems(problems)

@@ -1,6 +1,12 @@
-"""Features of every tile, without randomness; processes share out the work."""
+"""Features of every tile, without randomness; processes share out the work.
+
+Every forward pass of a machine has the same shape, a short one being filled up: libraries choose their kernels by
+shape, and the last bits of a result depend on the kernel. So a tile has the same features alone and among others, which
+is what makes a prediction for one new slide equal the one it gets within a cohort.
+"""
 
 import math
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -8,17 +14,25 @@ from torch import Tensor
 from its2clr.encoders.encoder import Encoder
 from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice
+from its2clr.engine.progress import Progress
 from its2clr.engine.tiles import TileStore
 
+PIXELS_PER_PASS_ON_CPU = 2**17
+"""A CPU gains nothing from larger passes, and a bag of a few tiles need not be filled up to hundreds."""
+SMALLEST_PASS = 16
 
-def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_size: int = 512) -> Tensor:
+
+def extract_features(
+    encoder: Encoder, tiles: TileStore, engine: Engine, batch_size: int = 512, progress: Progress | None = None
+) -> Tensor:
     """Features h = f(x) of every tile, in order.
 
     Args:
         encoder: f; left in the mode it came in.
         tiles: Decoded tiles.
         engine: With several processes each computes every n-th batch and all get the whole.
-        batch_size: Tiles per forward pass.
+        batch_size: Tiles per forward pass; on a CPU large tiles go in smaller passes.
+        progress: A display of a larger job, to be advanced by the tiles done; one of its own is shown if None.
 
     Returns:
         (N, D) float32 on the engine's device.
@@ -26,24 +40,34 @@ def extract_features(encoder: Encoder, tiles: TileStore, engine: Engine, batch_s
     was_training = encoder.training
     encoder.eval()
     features = torch.zeros(len(tiles), encoder.feature_dim, device=engine.device)
-    batches = extraction_batches(len(tiles), batch_size, engine)
+    batches = extraction_batches(len(tiles), pass_size(batch_size, tiles.side, engine.device), engine)
     feed = tiles.feed(batches.shape[1], engine.device)
     with (
         memory_advice("extract"),
         torch.no_grad(),
-        engine.progress("extract", len(batches), unit="batches") as progress,
+        engine.progress("extract", len(tiles), "tiles") if progress is None else nullcontext(progress) as shown,
     ):
+        left = len(tiles)
         for indices, rows in zip(batches, feed(batches), strict=True):
             with engine.autocast():
                 features[indices] = encoder(feed.tiles.index_select(0, rows)).float()
-            progress.advance()
+            done = min(left, len(indices) * engine.world_size)  # the other processes are about as far
+            shown.advance(done)
+            left -= done
     encoder.train(was_training)
     return engine.sum_over_processes(features)
 
 
+def pass_size(batch_size: int, side: int, device: torch.device) -> int:
+    """Tiles of one forward pass: by settings, tile and kind of device, never by how many there are."""
+    if device.type != "cpu":
+        return batch_size
+    fitting = PIXELS_PER_PASS_ON_CPU // side**2
+    return min(batch_size, max(SMALLEST_PASS, 1 << max(fitting.bit_length() - 1, 0)))
+
+
 def extraction_batches(count: int, batch_size: int, engine: Engine) -> Tensor:
     """This process's batches of all tiles, (steps, B) on the device; the last tile fills up the last of them."""
-    batch_size = min(batch_size, max(count, 1))
     steps = math.ceil(count / batch_size)
     rows = torch.arange(steps * batch_size, device=engine.device).clamp(max=count - 1).view(steps, batch_size)
     return rows[engine.rank :: engine.world_size]

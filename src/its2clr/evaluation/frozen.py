@@ -10,7 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from its2clr.aggregators.trained import Predictions
+from its2clr.aggregators.data import BagFeatures
+from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.cohort import Cohort
 from its2clr.cohort.splits import SPLITS
 from its2clr.config import PretrainConfig, RefineConfig
@@ -41,9 +42,32 @@ class Scores:
     instances: NDArray[np.float64]
 
     @classmethod
-    def from_predictions(cls, predictions: Predictions) -> "Scores":
-        """Scores as probabilities in float64, so that confident instances stay ranked."""
+    def of(cls, trained: TrainedAggregators, features: BagFeatures) -> "Scores":
+        """Scores as probabilities in float64, so that confident instances stay ranked.
+
+        Bags go through the aggregators one at a time: the last bits of a result depend on what it is padded to, and a
+        bag should have one score, whichever bags are beside it.
+        """
+        predictions = trained.predict(features, bags_per_batch=1)
         return cls(predictions.bag_probability, expit(predictions.instance_logit.astype(np.float64)))
+
+    @property
+    def bag_probability(self) -> NDArray[np.float64]:
+        """(B,) mean over the retrainings."""
+        return _mean(self.bags)
+
+    @property
+    def instance_probability(self) -> NDArray[np.float64]:
+        """(N,) mean over the retrainings."""
+        return _mean(self.instances)
+
+
+def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean of the rows, added one after the other: numpy's own mean adds in another order where there is one column."""
+    total = np.zeros(values.shape[1])
+    for row in values:
+        total += row
+    return total / len(values)
 
 
 def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
@@ -68,7 +92,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
         raise InputError(f"{run.path}: nothing to evaluate yet; run `its2clr fit` or `its2clr aggregate` on it first")
     done = run.done("evaluate") or {}
     of_features = of_features or done.get("of_features", False)
-    notes = {"models": [" ".join(pair) for pair in pairs], "of_features": of_features}
+    notes = {"models": [" ".join(pair) for pair in pairs], "of_features": of_features, "splits": list(SPLITS)}
     if done == notes:
         stages.engine.say("evaluate: already done")
         results: dict[str, Any] = read_json(run.path / "results.json")
@@ -115,7 +139,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
 def predict(stages: Stages, encoder: str, aggregator: str, cohort: Cohort) -> Scores:
     """Scores of an encoder's trained aggregators for the bags of a cohort."""
     trained = stages.aggregate(encoder, aggregator)
-    return Scores.from_predictions(trained.predict(stages.features(encoder, cohort)))
+    return Scores.of(trained, stages.features(encoder, cohort))
 
 
 def start_name(config: PretrainConfig) -> str:
@@ -279,11 +303,11 @@ def _write_predictions(run: Path, cohort: Cohort, scores: dict[tuple[str, str], 
         for (encoder, aggregator), of_split in scores.items():
             found = of_split[split]
             model = {"encoder": encoder, "aggregator": aggregator}
-            bag_probability = found.bags.mean(axis=0)
+            bag_probability = found.bag_probability
             tables.append(
                 places.assign(
                     **model,
-                    probability=found.instances.mean(axis=0),
+                    probability=found.instance_probability,
                     bag_probability=bag_probability[part.bag_index()],
                 )
             )

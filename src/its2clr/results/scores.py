@@ -63,7 +63,7 @@ class RunScores:
         saved = read_run_config(self.run)
         if saved is None:
             raise InputError(f"{run}: not a run; `its2clr fit COHORT --out RUN` makes one")
-        self.config, self._cohort_path = saved
+        self.config, self.cohort_path = saved
         if not self._predictions.is_file():
             raise InputError(f"{run}: not evaluated yet; run `its2clr evaluate --out {run}` first")
         self._read: dict[Model, _Predicted] = {}
@@ -75,7 +75,7 @@ class RunScores:
     @cached_property
     def cohort(self) -> Cohort:
         """The run's cohort."""
-        return Cohort.open(self._cohort_path)
+        return Cohort.open(self.cohort_path)
 
     @cached_property
     def results(self) -> dict[str, Any]:
@@ -86,7 +86,12 @@ class RunScores:
     @cached_property
     def bags(self) -> pd.DataFrame:
         """One row per bag and model: `bag_id`, `label`, `split`, `group`, `encoder`, `aggregator`, `probability`."""
-        return pd.read_csv(self.run / "bag_predictions.csv", dtype={"bag_id": str, "group": str}, keep_default_na=False)
+        return pd.read_csv(
+            self.run / "bag_predictions.csv",
+            dtype={"bag_id": str, "group": str},
+            keep_default_na=False,
+            converters={"probability": float},  # exactly what was written, with every version of pandas
+        )
 
     @cached_property
     def models(self) -> list[Model]:

@@ -110,7 +110,7 @@ def pack_slides(
             class because slides were left out.
         OSError: If the folder cannot be written.
     """
-    _check(settings)
+    check_slide_settings(settings)
     out = Path(out).absolute()
     bags = manifest.bags
     claim_folder(
@@ -150,7 +150,12 @@ def pack_slides(
     return SlideSummary(out, len(kept), len(kept) - skipped, skipped, counts, tuple(left_out), notes)
 
 
-def _check(settings: SlideSettings) -> None:
+def check_slide_settings(settings: SlideSettings) -> None:
+    """Check how slides are to become tiles.
+
+    Raises:
+        InputError: If a setting is out of range.
+    """
     check_tile_settings(settings.tile_size, settings.encoding, settings.quality, settings.resize)
     TissueTest(settings.min_saturation, settings.min_tissue)
     if not 0 <= settings.overlap < settings.tile_size:
