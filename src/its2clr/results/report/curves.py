@@ -22,13 +22,13 @@ class Curve(NamedTuple):
 
 
 class Reliability(NamedTuple):
-    """One bin of predicted probability: its mean, the share that was positive with a 95% interval, how many."""
+    """One bin of predicted probability: its mean, the share that was positive with a 95% interval, how many bags."""
 
     predicted: float
     positive: float
     low: float
     high: float
-    count: int
+    bags: int
 
 
 class Decisions(NamedTuple):

@@ -13,6 +13,8 @@ from its2clr.cohort.features import feature_path
 
 MOST_INSTANCES = 3000
 MOST_BAGS = 200
+FEW = 10
+"""With fewer instances of a class, the components are those of all instances."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +22,7 @@ class Embedding:
     """The same instances as several encoders see them.
 
     Attributes:
-        places: Encoder -> (n, 2) first two principal components of its features.
+        places: Encoder -> (n, 2) two principal components of its features.
         shares: Encoder -> (2,) share of the variance on each.
         classes: (n,) ground truth, or without any the label of the bag; -1 for unknown.
         of_truth: Whether `classes` is ground truth.
@@ -37,7 +39,8 @@ class Embedding:
 def embed(run: Path, encoders: list[str], instances: pd.DataFrame, bag_labels: dict[str, int]) -> Embedding | None:
     """Map a sample of the test instances; None where a feature file is missing.
 
-    Every encoder's features are looked at in their own plane: they are different spaces.
+    Every encoder's features are looked at in their own plane: they are different spaces. The components are those of
+    as many instances of one class as of the other: few positives would not show in the variance of all.
 
     Args:
         run: Folder of the run.
@@ -55,8 +58,8 @@ def embed(run: Path, encoders: list[str], instances: pd.DataFrame, bag_labels: d
     places, shares = {}, {}
     for encoder in there:
         features = _features(run, encoder, chosen)
-        pca = PCA(n_components=2, random_state=0)
-        places[encoder] = pca.fit_transform(features)
+        pca = PCA(n_components=2, random_state=0).fit(features[_balanced(classes)])
+        places[encoder] = pca.transform(features)
         shares[encoder] = pca.explained_variance_ratio_
     return Embedding(places, shares, classes, of_truth, int(chosen["bag_id"].nunique()))
 
@@ -70,6 +73,16 @@ def _sample(instances: pd.DataFrame) -> pd.DataFrame:
     if len(instances) > MOST_INSTANCES:
         instances = instances.iloc[np.sort(generator.choice(len(instances), MOST_INSTANCES, replace=False))]
     return instances
+
+
+def _balanced(classes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """As many rows of one class as of the other; all rows where there are too few to say anything."""
+    positive, negative = np.flatnonzero(classes == 1), np.flatnonzero(classes == 0)
+    count = min(positive.size, negative.size)
+    if count < FEW:
+        return np.arange(classes.size)
+    generator = np.random.default_rng(1)
+    return np.concatenate([generator.choice(rows, count, replace=False) for rows in (positive, negative)])
 
 
 def _all_there(run: Path, encoder: str, chosen: pd.DataFrame) -> bool:

@@ -81,6 +81,7 @@ def intervals(models: Sequence[str], metrics: Mapping[str, Sequence[tuple[float,
             axis.set_ylim(len(models) - 0.4, -0.7)
             axis.set_xlabel(title)
             axis.grid(visible=False, axis="y")
+            axis.tick_params(axis="y", length=0)
             lowest = min((found[1] for found in values if found is not None), default=0.5)
             axis.set_xlim(min(0.5, lowest) - 0.02, 1.02)
             if lowest < 0.55:
@@ -111,7 +112,7 @@ def rates(
         axes[1].set(
             xlabel="recall", ylabel="precision", title=f"Precision and recall of {what}, with average precision"
         )
-        for axis, place in zip(axes, ("lower right", "lower left"), strict=True):
+        for axis, place in zip(axes, ("lower right", "best"), strict=True):
             axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
             axis.legend(loc=place)
 
@@ -129,10 +130,15 @@ def calibration(bins: Mapping[str, Sequence[Reliability]]) -> Markup:
             for one in found:
                 axis.plot([one.predicted] * 2, [one.low, one.high], color=colour, linewidth=1)
                 axis.annotate(
-                    str(one.count), (one.predicted, one.positive), (6, 2), textcoords="offset points", fontsize=7
+                    str(one.bags),
+                    (one.predicted, one.high),
+                    (0, 2),
+                    textcoords="offset points",
+                    fontsize=7,
+                    ha="center",
                 )
             axis.plot([one.predicted for one in found], [one.positive for one in found], marker + "-", color=colour)
-            axis.set(xlim=(-0.03, 1.08), ylim=(-0.03, 1.08), xlabel="predicted probability", title=plain(model))
+            axis.set(xlim=(-0.03, 1.08), ylim=(-0.03, 1.12), xlabel="predicted probability", title=plain(model))
         axes[0].set_ylabel("share that is positive")
 
     return draw("calibration", "Reliability of bag probabilities for " + ", ".join(bins), len(bins), 2.9, paint)
@@ -183,9 +189,9 @@ def lines(name: str, alt: str, panels: Sequence[Panel]) -> Markup:
             if panel.unit:
                 axis.set_ylim(-0.03, 1.03)
             if len(panel.lines) > 1 or panel.limit is not None or (panel.hollow and any(panel.hollow)):
-                axis.legend(loc="best")
+                axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22))
 
-    return draw(name, alt, len(panels), 2.6, paint)
+    return draw(name, alt, len(panels), 3.0, paint)
 
 
 def maps(points: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]], classes: NDArray[np.int64],

@@ -70,7 +70,6 @@ def _packaged(name: str) -> str:
 
 
 def _about(facts: RunFacts) -> dict[str, Any]:
-    described = (facts.results or {}).get("cohort", {})
     again = facts.attempt("The command", lambda: command_again(facts.run, facts.cohort_path, facts.config))
     return {
         "title": facts.run.resolve().name,
@@ -78,7 +77,7 @@ def _about(facts: RunFacts) -> dict[str, Any]:
         "version": __version__,
         "method": refinement_name(facts.config.refine),
         "cohort_table": facts.attempt("The cohort", lambda: tables.cohort_table(facts)),
-        "witness_rate": described.get("witness_rate"),
+        "cohort_words": words.cohort(facts),
         "command": again[0] if again else None,
         "recipe": again[1] if again else None,
         "changed": changed_settings(facts.config),
@@ -180,9 +179,10 @@ def _wrong_bags(facts: RunFacts, best: Scored, instances: pd.DataFrame) -> list[
     test = best.bags[best.bags["split"] == "test"]
     found = []
     for label, name in ((1, "positive, called negative"), (0, "negative, called positive")):
-        for row in wrong_bags(test, called.threshold if called else 0.5, label).itertuples(index=False):
-            highest = ranked(instances, {str(row.bag_id)}, highest=True, count=TILES_OF_BAG, per_bag=TILES_OF_BAG)
-            found.append(WrongBag(str(row.bag_id), name, float(row.probability), _pictured(facts, highest)))
+        for row in wrong_bags(test, called.threshold if called else 0.5, label).to_dict("records"):
+            bag_id = str(row["bag_id"])
+            highest = ranked(instances, {bag_id}, highest=True, count=TILES_OF_BAG, per_bag=TILES_OF_BAG)
+            found.append(WrongBag(bag_id, name, float(row["probability"]), _pictured(facts, highest)))
     return found
 
 

@@ -13,7 +13,7 @@ from its2clr.config import RunConfig
 from its2clr.engine.files import read_json, write_json
 from its2clr.engine.guard import LOSS_TOLERANCE, MIN_SPREAD
 from its2clr.errors import InputError
-from its2clr.stages import REFINED
+from its2clr.stages import END_TO_END, REFINED
 
 FAILURE_FILE = "failure.json"
 """Why the last `fit` of a run ended early; removed when the next one starts."""
@@ -51,35 +51,44 @@ def state_of(run: Path, config: RunConfig, metrics: Sequence[dict[str, Any]]) ->
     """
     stages = finished_stages(run)
     error = read_failure(run)
+    collapse = collapsed(config, metrics, stages)
     folder = shlex.quote(str(run))
-    evaluated = (run / "results.json").is_file() and "evaluate" in stages
-    at_work = being_trained(run)
     reached = _reached(config, metrics, stages)
-    if evaluated and not at_work:
-        missing = _trained_since(config, stages)
-        if not missing:
-            return State("evaluated", "Trained and measured on the test bags.", None, error, stages)
-        words = f"Measured on the test bags before this was trained: {', '.join(missing)}."
-        return State("outdated", words, f"its2clr evaluate {folder}", error, stages)
-    if at_work:
+    again = f"its2clr {_training_command(metrics)} --out {folder}"
+    if being_trained(run):
         words = f"Being trained now: {reached}. The report shows what there was when it was made."
         return State("going", words, f"its2clr report {folder}", None, stages)
-    collapse = collapsed(config, metrics, stages)
+    if (run / "results.json").is_file() and "evaluate" in stages:
+        return _evaluated(config, stages, error, folder)
     if error is not None or collapse is not None:
-        command = None if collapse else f"its2clr fit --out {folder}"
-        return State("failed", f"Stopped by an error: {reached}.", command, error or collapse, stages)
-    if f"aggregate {REFINED}" in stages or "aggregate end_to_end" in stages:
+        words = f"Stopped by an error: {reached}."
+        return State("failed", words, None if collapse else again, error or collapse, stages)
+    if {f"aggregate {REFINED}", f"aggregate {END_TO_END}"} & stages.keys():
         return State("trained", "Trained, not measured yet.", f"its2clr evaluate {folder}", None, stages)
-    end_to_end = any(entry["stage"] == "end_to_end" for entry in metrics)
-    command = f"its2clr {'end-to-end' if end_to_end else 'fit'} --out {folder}"
-    if not metrics and not stages:
-        return State("begun", "Begun; no epoch of training is finished yet.", command, None, stages)
     age = time.time() - last_written(run)
-    if age < FRESH_SECONDS:
+    name: StateName
+    if not metrics and not stages:
+        name, words = "begun", "Begun; no epoch of training is finished yet."
+    elif age < FRESH_SECONDS:
+        name = "going"
         words = f"Not finished: {reached}. It wrote something {age:.0f} seconds ago, so it may be at work."
-        return State("going", words, command, None, stages)
-    words = f"Not finished: {reached}. It last wrote something {said_age(age)} ago."
-    return State("stopped", words, command, None, stages)
+    else:
+        name, words = "stopped", f"Not finished: {reached}. It last wrote something {said_age(age)} ago."
+    return State(name, words, again, None, stages)
+
+
+def _evaluated(config: RunConfig, stages: dict[str, dict[str, Any]], error: str | None, folder: str) -> State:
+    missing = _trained_since(config, stages)
+    if not missing:
+        return State("evaluated", "Trained and measured on the test bags.", None, error, stages)
+    words = f"Measured on the test bags before this was trained: {', '.join(missing)}."
+    return State("outdated", words, f"its2clr evaluate {folder}", error, stages)
+
+
+def _training_command(metrics: Sequence[dict[str, Any]]) -> str:
+    """The command that trained so far."""
+    stages = {entry["stage"] for entry in metrics}
+    return "end-to-end" if "end_to_end" in stages and not stages & {"refine", "round"} else "fit"
 
 
 def finished_stages(run: Path) -> dict[str, dict[str, Any]]:
@@ -148,9 +157,10 @@ def collapsed(config: RunConfig, metrics: Sequence[dict[str, Any]], stages: dict
         flat = [e for e in last if abs(e["loss"] - limit) < LOSS_TOLERANCE * limit and e["spread"] < MIN_SPREAD]
         if stage not in stages and len(flat) == 2:
             return (
-                f"{stage}: the representation collapsed to one point (loss {last[-1]['loss']:.3f}, which a single point "
-                f"gives too; spread {last[-1]['spread']:.4f}). Start a new run folder with a higher {stage}.temperature "
-                f"(0.2), {stage}.momentum=0.9, a lower {stage}.learning_rate, or a longer pretraining."
+                f"{stage}: the representation collapsed to one point (loss {last[-1]['loss']:.3f}, which a single "
+                f"point gives too; spread {last[-1]['spread']:.4f}). Start a new run folder with a higher "
+                f"{stage}.temperature (0.2), {stage}.momentum=0.9, a lower {stage}.learning_rate, or a longer "
+                "pretraining."
             )
     return None
 

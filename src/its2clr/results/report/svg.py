@@ -2,7 +2,7 @@
 
 import io
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from markupsafe import Markup, escape
@@ -15,8 +15,10 @@ INK = "#1b1c1d"
 GRID = "#d0d1d2"
 """Stands for the page's colour of faint lines."""
 _PAGE_COLOURS = {INK: "currentColor", GRID: "var(--grid)"}
-_KEPT = {"svg.fonttype": "none", "path.simplify": True}
-STYLE = {
+_KEPT: dict[Any, Any] = {"svg.fonttype": "none", "path.simplify": True}
+STYLE: dict[Any, Any] = {
+    "text.parse_math": False,
+    "text.usetex": False,
     "font.size": 9.0,
     "font.family": "sans-serif",
     "axes.titlesize": 9.0,
@@ -63,9 +65,9 @@ def inline_svg(figure: "Figure", name: str, alt: str) -> Markup:
 
 
 def plain(name: str) -> str:
-    """A name of the user's as text of a figure: dollars are no formula, and a long one is cut."""
+    """A name of the user's as text of a figure: on one line, and cut where it is long."""
     shown = name if len(name) <= 40 else f"{name[:37]}..."
-    return "".join(letter if letter.isprintable() else " " for letter in shown).replace("$", r"\$")
+    return "".join(letter if letter.isprintable() else " " for letter in shown)
 
 
 def _opening(view_box: str, alt: str) -> str:

@@ -14,7 +14,7 @@ from its2clr.results.report.curves import Decisions
 
 MOST_BAGS = 500
 """Rows of the table of bags; a page with all of a very large cohort could not be opened."""
-NOTHING = "–"
+NOTHING = "-"
 BAG_METRICS = {"auc": "AUC", "auprc": "average precision", "balanced_accuracy": "balanced accuracy", "f1": "F1"}
 INSTANCE_METRICS = {"auc": "AUC", "auprc": "average precision", "max_f1": "max F1", "dice": "Dice", "iou": "IoU"}
 
@@ -122,21 +122,21 @@ def bag_table(facts: RunFacts, decisions: dict[str, Decisions], splits: Sequence
     wanted = set(shown["bag_id"])
     others = {scored.name: _probabilities(scored.bags[scored.bags["bag_id"].isin(wanted)]) for scored in facts.models}
     rows = []
-    for row in shown.itertuples(index=False):
-        bag_id = str(row.bag_id)
+    threshold = decisions[best.name].threshold if best.name in decisions else 0.5
+    for row in shown.to_dict("records"):
+        bag_id, label = str(row["bag_id"]), int(row["label"])
         cells = [
             Cell(bag_id),
-            Cell(_class(int(row.label))),
-            Cell(str(row.split)),
+            Cell(_class(label)),
+            Cell(str(row["split"])),
             number(counts.get(bag_id), "{:,.0f}"),
         ]
         cells += [number(values.get(bag_id)) for values in others.values()]
-        threshold = decisions[best.name].threshold if best.name in decisions else 0.5
-        right = (row.probability >= threshold) == (row.label == 1)
+        right = (float(row["probability"]) >= threshold) == (label == 1)
         rows.append([*cells, Cell("right" if right else "WRONG")])
     note = f"{len(shown):,} of {len(bags):,} bags, the most wrong by {best.name} first; all are in bag_predictions.csv."
     columns = ["bag", "label", "split", "instances", *others, "called"]
-    return Table(name, f"Bags of {' and '.join(splits)}", columns, rows, note, long=True)
+    return Table(name, f"{' and '.join(splits).capitalize()} bags", columns, rows, note, long=True)
 
 
 def cohort_table(facts: RunFacts) -> Table | None:
@@ -229,12 +229,15 @@ def timings_table(facts: RunFacts) -> Table | None:
         cells = [Cell(name), Cell(said_seconds(spent), "", spent), number(epochs.get(stage), "{:,.0f}")]
         rates = speed.get(stage)
         cells += [number(sum(rates) / len(rates) if rates else None, "{:,.0f}")]
-        rows.append([*cells, Cell(memory or NOTHING), Cell(str(notes.get("device", NOTHING)))])
+        cells += [Cell(memory or NOTHING), Cell(str(notes.get("device", NOTHING)))]
+        rows.append(cells)
     if not rows:
         return None
     columns = ["stage", "time", "epochs or updates", "tiles per second", "peak memory", "device"]
+    if all(row[-1].text == NOTHING for row in rows):
+        columns, rows = columns[:-2], [row[:-2] for row in rows]
     total = sum(seconds.values())
-    note = f"Together {said_seconds(total)}. Feature extraction and evaluation are not in it."
+    note = f"Together {said_seconds(total)}. Extraction and evaluation are not in it."
     return Table("timings-table", "Time of training by stage", columns, rows, note)
 
 

@@ -82,11 +82,11 @@ def pictures(cohort: Cohort, rows: pd.DataFrame) -> list[Picture]:
     """
     counts = dict(zip(cohort.bags["bag_id"].tolist(), cohort.bags["n_instances"].tolist(), strict=True))
     found = []
-    for row in rows.itertuples(index=False):
-        bag_id, instance = str(row.bag_id), int(row.instance)
+    for row in rows.to_dict("records"):
+        bag_id, instance = str(row["bag_id"]), int(row["instance"])
         _, encoded = read_encoded(tile_path(cohort.path, bag_id), instance, instance + 1, counts[bag_id])
         image = Image.fromarray(decode(np.asarray(encoded).tobytes()))
-        found.append(Picture(embedded(image), bag_id, instance, float(row.probability), int(row.label)))
+        found.append(Picture(embedded(image), bag_id, instance, float(row["probability"]), int(row["label"])))
     return found
 
 

@@ -14,6 +14,9 @@ FEW_BAGS = 20
 """With fewer test bags of a class than this, one bag weighs five points of sensitivity or specificity."""
 
 
+STAGE_NAMES = {"pretrain": "Pretraining", "refine": "Refinement", "end_to_end": "End-to-end training"}
+
+
 class Check(NamedTuple):
     """One number of the health report: what it is, its value, where it begins to worry, and what to do then."""
 
@@ -34,19 +37,20 @@ def headline(facts: RunFacts, decisions: dict[str, Decisions]) -> list[str]:
     own = facts.config.aggregator.name
     by_encoder = {scored.model.encoder: scored for scored in facts.models if scored.model.aggregator == own}
     start, refined = by_encoder.get(START), by_encoder.get(REFINED)
-    sentences = [
+    first = (
         f"On {labels.size:,} test bags ({positive:,} positive, {negative:,} negative) that no training step saw, "
         f"{best.name} ranks bags with an AUC of {_with_interval(best.found, 'bag_auc')}: a positive bag gets a higher "
         f"score than a negative one {best.found['bag_auc']:.0%} of the time (50% would be guessing)."
-    ]
+    )
+    sentences = [first]
     if start is not None and refined is not None and "bag_auc" in start.found and "bag_auc" in refined.found:
         sentences.append(_gain(facts.results or {}, start, refined))
     called = decisions.get(best.name)
     if called is not None:
         sentences.append(
             f"At the threshold chosen on the validation bags ({called.threshold:.2f}), it finds "
-            f"{called.true_positives:,} of {positive:,} positive bags (sensitivity {called.sensitivity:.0%}) and clears "
-            f"{called.true_negatives:,} of {negative:,} negative ones (specificity {called.specificity:.0%})."
+            f"{called.true_positives:,} of {positive:,} positive bags (sensitivity {called.sensitivity:.0%}) and "
+            f"clears {called.true_negatives:,} of {negative:,} negative ones (specificity {called.specificity:.0%})."
         )
     if "instance_auc" in best.found:
         before = ""
@@ -103,6 +107,18 @@ def unfinished(facts: RunFacts) -> list[str]:
     return sentences
 
 
+def cohort(facts: RunFacts) -> str:
+    """What the cohort is."""
+    if facts.cohort is None:
+        return f"{facts.cohort_path}: cannot be read any more."
+    truth = "with" if facts.cohort.info.has_instance_labels else "without"
+    text = f"{facts.cohort_path}: tiles of {facts.cohort.tile_size} px, {truth} instance ground truth."
+    rate = (facts.results or {}).get("cohort", {}).get("witness_rate")
+    if rate is not None:
+        text += f" Witness rate, the share of positives in positive bags: {rate:.1%}."
+    return f"{text} No group (patient) is in two splits."
+
+
 def training_words(metrics: Sequence[dict[str, Any]]) -> list[str]:
     """How loss and spread went, per stage."""
     sentences = []
@@ -111,7 +127,7 @@ def training_words(metrics: Sequence[dict[str, Any]]) -> list[str]:
         spreads = [entry["spread"] for entry in metrics if entry["stage"] == stage and "spread" in entry]
         if not losses:
             continue
-        text = f"{stage.replace('_', ' ')}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}"
+        text = f"{STAGE_NAMES.get(stage, stage)}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}"
         if spreads:
             text += f", the spread of the embeddings from {spreads[0]:.3f} to {spreads[-1]:.3f} (0 would be one point)"
         sentences.append(f"{text}.")
@@ -130,8 +146,8 @@ def health_checks(health: dict[str, Any]) -> list[Check]:
         ("Instances of positive bags scored positive", share, limits.POSITIVE_LIMIT, 1,
          "About the share of positives you expect. Near 100% the model may read the whole bag, not the instance."),
         ("AUC of the bags' median instance", final["median_auc"], limits.MEDIAN_AUC_LIMIT if few else None, 1,
-         "Where few instances are positive, the median one should not tell the label (0.5). If it does, scores follow "
-         "stain, scanner or patient: stronger colour views may help."),
+         ("With few positives the median instance should not tell the label (0.5). If it does, scores follow stain, "
+         "scanner or patient: stronger colour views may help.")),
         ("Pseudo labels that flipped in the last round", last.get("churn"), limits.CHURN_LIMIT, 1,
          "If high, the iteration has not settled: train longer or lower the learning rate."),
         ("Rank correlation between aggregator seeds", final["seed_spearman"], limits.SPEARMAN_LIMIT, -1,
