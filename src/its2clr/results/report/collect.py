@@ -178,6 +178,12 @@ def _models(
         found = found or of_encoder.get("aggregators", {}).get(model.aggregator, {})
         bags = table[(table["encoder"] == model.encoder) & (table["aggregator"] == model.aggregator)]
         scored.append(Scored(model, model_name(model, method), found, bags, instances.get(model)))
+        wanted = results.get("cohort", {}).get("splits", {}).get("test", {}).get("bags")
+        there = int((bags["split"] == "test").sum())
+        if wanted is not None and there != wanted:
+            raise InputError(
+                f"bag_predictions.csv has {there} test bags of {scored[-1].name}, results.json speaks of {wanted}"
+            )
     return scored
 
 

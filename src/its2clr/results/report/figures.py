@@ -112,12 +112,12 @@ def rates(
         axes[1].set(
             xlabel="recall", ylabel="precision", title=f"Precision and recall of {what}, with average precision"
         )
-        for axis, place in zip(axes, ("lower right", "best"), strict=True):
+        for axis in axes:
             axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-            axis.legend(loc=place)
+            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
     alt = f"ROC curves of {what}: " + ", ".join(f"{model} AUC {curve.area:.3f}" for model, curve in roc.items())
-    return draw(name, alt, 2, 3.6, paint)
+    return draw(name, alt, 2, 3.7 + 0.16 * len(roc), paint)
 
 
 def calibration(bins: Mapping[str, Sequence[Reliability]]) -> Markup:
@@ -132,13 +132,13 @@ def calibration(bins: Mapping[str, Sequence[Reliability]]) -> Markup:
                 axis.annotate(
                     str(one.bags),
                     (one.predicted, one.high),
-                    (0, 2),
+                    (0, 5),
                     textcoords="offset points",
                     fontsize=7,
                     ha="center",
                 )
             axis.plot([one.predicted for one in found], [one.positive for one in found], marker + "-", color=colour)
-            axis.set(xlim=(-0.03, 1.08), ylim=(-0.03, 1.12), xlabel="predicted probability", title=plain(model))
+            axis.set(xlim=(-0.03, 1.08), ylim=(-0.03, 1.15), xlabel="predicted probability", title=plain(model))
         axes[0].set_ylabel("share that is positive")
 
     return draw("calibration", "Reliability of bag probabilities for " + ", ".join(bins), len(bins), 2.9, paint)

@@ -55,7 +55,7 @@ def render(facts: RunFacts) -> str:
     template = environment.from_string(_packaged("report.html.j2"))
     # Gathered first: what cannot be shown adds to the problems that the page begins with.
     content = {**_about(facts), **_results(facts), **_pictures(facts), **_training(facts)}
-    return template.render(
+    page = template.render(
         content,
         facts=facts,
         script=Markup(script),  # noqa: S704 - our own file
@@ -63,6 +63,7 @@ def render(facts: RunFacts) -> str:
         script_hash=f"sha256-{digest}",
         infinity=math.inf,
     )
+    return page.lstrip()
 
 
 def _packaged(name: str) -> str:
