@@ -62,6 +62,8 @@ def render(facts: RunFacts) -> str:
         style=Markup(style),  # noqa: S704 - our own file
         script_hash=f"sha256-{digest}",
         infinity=math.inf,
+        most_models=panels.MOST_MODELS,
+        panels_abreast=panels.PANELS_ABREAST,
     )
     return page.lstrip()
 

@@ -97,7 +97,7 @@ def _with_interval(found: dict[str, Any], metric: str) -> str:
 
 def unfinished(facts: RunFacts) -> list[str]:
     """What a report of a run that was not evaluated can say."""
-    sentences = ["No test bag was looked at for this page: test labels are read once, by `its2clr evaluate`."]
+    sentences = ["No test bag was looked at for this page: test labels are read once, by its2clr evaluate."]
     if facts.rounds:
         best = max(facts.rounds, key=lambda found: (found["validation_auc"], found["epoch"]))
         sentences.append(
