@@ -95,7 +95,8 @@ def demo(
 ) -> None:
     """Draw the embedded cohort, run every stage on it, print SimCLR against ItS2CLR and draw maps of positive bags.
 
-    Takes a few minutes on two CPU cores. Results are in RUN/results.json, maps in RUN/maps.
+    Takes a few minutes on two CPU cores. Open RUN/report.html to see how it went; maps are in RUN/maps, numbers in
+    RUN/results.json.
     """
     cohort = run / "cohort"
     _draw_synthetic(cohort, size, seed, None)
@@ -117,7 +118,7 @@ def fit(
     recipe: RecipeOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Run every stage: pretrain, aggregate, refine, aggregate, evaluate.
+    """Run every stage: pretrain, aggregate, refine, aggregate, evaluate; and write RUN/report.html.
 
     Example: `its2clr fit cohorts/mine --out runs/mine --recipe malaria-smears`
     """
@@ -293,6 +294,23 @@ def reproduce(
     if failed:
         console.print(f"{failed} run(s) failed; {out / 'problems.csv'} says why", markup=False, soft_wrap=True)
         raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run: finished, still going, stopped or failed.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; default: RUN/report.html.")] = None,
+) -> None:
+    """Write one self-contained HTML page about a run: results, curves, tiles, mistakes, training, settings.
+
+    The page needs no network and can be mailed or printed as it is. Of a run that was not evaluated it shows what
+    there is, says what is missing and which command goes on; no test label is read for it.
+
+    Example: `its2clr report runs/mine --out mine.html`
+    """
+    from its2clr.results.report import write_report
+
+    console.print(f"report in {write_report(run, out)}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -728,9 +746,12 @@ def _stages(cohort: Path | None, run: Path, recipe: str | None, settings: list[s
 
 
 def _fit(cohort: Path | None, run: Path, recipe: str | None, settings: list[str] | None) -> None:
+    from its2clr.results.report import reported
+
     stages = _stages(cohort, run, recipe, settings)
-    stages.fit()
-    _evaluate(stages)
+    with reported(stages.run.path, stages.engine.say, enabled=stages.engine.is_writer):
+        stages.fit()
+        _evaluate(stages)
 
 
 def _evaluate(stages: Any) -> None:

@@ -4,6 +4,7 @@ A stage reads what the one before wrote into the run directory. Nothing here can
 `Cohort.without_test()`, and everything else sees `Cohort.without_labels()`.
 """
 
+import time
 from functools import cached_property
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import create_network, load_network, save_network
 from its2clr.engine.devices import Engine
 from its2clr.engine.files import hash_files
-from its2clr.engine.memory import memory_advice, said_peak_memory
+from its2clr.engine.memory import memory_advice, peak_memory, said_peak_memory
 from its2clr.engine.rundir import RunDirectory
 from its2clr.engine.seeds import derive_seed
 from its2clr.engine.tiles import TileStore
@@ -161,10 +162,12 @@ class Stages:
         stage = _aggregate_stage(encoder, name)
         if not self._skip(stage):
             self._require(encoder)
+            started = time.perf_counter()
             train = self.features(encoder, self.cohort.split("train"), self.train.labels)
             validation = self.features(encoder, self.cohort.split("val"), self.validation.labels)
             self.engine.on_writer(lambda: self._train_aggregators(stage, config, train, validation).save(path))
-            self._mark_done(stage, retrainings=self.config.evaluation.retrainings)
+            seconds = time.perf_counter() - started
+            self._mark_done(stage, retrainings=self.config.evaluation.retrainings, seconds=seconds)
         return TrainedAggregators.load(path)
 
     def trained(self) -> list[tuple[str, str]]:
@@ -316,8 +319,8 @@ class Stages:
                 f"{self.run.path}: the {encoder} encoder is not there yet; run `its2clr {command}` on this run first"
             )
 
-    def _mark_done(self, stage: str, **notes: int) -> None:
-        self.run.mark_done(stage, **notes)
+    def _mark_done(self, stage: str, **notes: float) -> None:
+        self.run.mark_done(stage, **notes, device=self.engine.device_name, peak_memory=peak_memory(self.engine.device))
         self._seen.add(stage)
         if stage in STAGE_OF.values():
             self.engine.say(f"{stage}: {said_peak_memory(self.engine.device)}")

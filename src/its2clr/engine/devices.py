@@ -1,6 +1,7 @@
 """Lightning Fabric set up from the config and the launcher: one process, torchrun or Slurm."""
 
 import os
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -68,6 +69,13 @@ class Engine:
     def is_writer(self) -> bool:
         """Whether this process writes files and prints."""
         return self.rank == 0
+
+    @property
+    def device_name(self) -> str:
+        """What computes: the name of the GPU, or the machine's processor and its cores."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"{platform.processor() or platform.machine()} CPU, {os.cpu_count()} cores"
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision's context for a forward pass outside of a module that was set up."""

@@ -1,7 +1,14 @@
 """Numbers a lab can defend: bag and instance metrics, intervals over bags, health without truth."""
 
 from its2clr.evaluation.bag import bag_metrics
-from its2clr.evaluation.bootstrap import Interval, bag_auc_interval, bootstrap_interval, instance_auc_interval
+from its2clr.evaluation.bootstrap import (
+    Interval,
+    bag_auc_difference_interval,
+    bag_auc_interval,
+    bag_metric_intervals,
+    bootstrap_interval,
+    instance_auc_interval,
+)
 from its2clr.evaluation.dice import DiceFit, fit_dice, soft_dice
 from its2clr.evaluation.health import (
     SeedAgreement,
@@ -26,7 +33,9 @@ __all__ = [
     "LinearProbe",
     "SeedAgreement",
     "Summary",
+    "bag_auc_difference_interval",
     "bag_auc_interval",
+    "bag_metric_intervals",
     "bag_metrics",
     "bootstrap_interval",
     "churn",

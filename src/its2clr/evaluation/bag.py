@@ -1,7 +1,7 @@
 """Metrics of bag predictions."""
 
 from numpy.typing import ArrayLike
-from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
+from sklearn.metrics import average_precision_score, balanced_accuracy_score, f1_score, roc_auc_score
 
 from its2clr.evaluation.checks import labels_and_scores, validation_pair
 from its2clr.evaluation.operating_points import operating_points
@@ -26,7 +26,8 @@ def bag_metrics(
         validation_scores: (m,) scores of the validation bags from the same model, or None.
 
     Returns:
-        `auc`, `auprc` (average precision); with validation also `balanced_accuracy` and its `threshold`.
+        `auc`, `auprc` (average precision); with validation also `balanced_accuracy` and `f1` at the
+        `threshold`.
 
     Raises:
         InputError: If lengths differ, a label is not 0 or 1, a score is not finite, or a class is missing.
@@ -44,6 +45,8 @@ def bag_metrics(
     if validation is not None:
         points = operating_points(*labels_and_scores(*validation, "validation bags"))
         threshold = points.best_threshold(points.balanced_accuracy)
-        metrics["balanced_accuracy"] = float(balanced_accuracy_score(bag_labels, bag_scores >= threshold))
+        called = bag_scores >= threshold
+        metrics["balanced_accuracy"] = float(balanced_accuracy_score(bag_labels, called))
+        metrics["f1"] = float(f1_score(bag_labels, called, zero_division=0.0))
         metrics["threshold"] = threshold
     return metrics

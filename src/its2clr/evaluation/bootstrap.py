@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from its2clr.errors import InputError
-from its2clr.evaluation.checks import UNKNOWN, bag_offsets, label_vector, labels_and_scores, rows
+from its2clr.evaluation.checks import UNKNOWN, bag_offsets, label_vector, labels_and_scores, rows, vector
 from its2clr.evaluation.weighted_auc import resampled_auc
+from its2clr.evaluation.weighted_metrics import resampled_average_precision, resampled_decisions
 
 _REDRAWS = 20  # rounds of replacing undefined resamples before giving up
 
@@ -77,6 +78,85 @@ def bag_auc_interval(
         level=level,
         seed=seed,
     )
+
+
+def bag_metric_intervals(
+    labels: ArrayLike,
+    scores: ArrayLike,
+    thresholds: ArrayLike,
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """Gives the intervals of what `bag_metrics` gives, each averaged over retrainings, on the same resamples.
+
+    Thresholds stay as they were chosen on validation.
+
+    Args:
+        labels: (n,) bag labels, 0 or 1.
+        scores: (S, n) for S retrainings on the same bags.
+        thresholds: (S,) of each retraining; a bag is called positive when its score >= threshold.
+        resamples: How many resamples.
+        level: Share of resamples within the interval.
+        seed: Seed of the draws.
+
+    Returns:
+        Of `auc`, `auprc`, `balanced_accuracy` and `f1`.
+    """
+    bag_labels = label_vector(labels, "labels of bags")
+    retrainings = rows(scores, "scores of bags", bag_labels.size)
+    called = retrainings >= vector(thresholds, "thresholds", len(retrainings))[:, None]
+
+    def interval(statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Interval:
+        return _interval(
+            lambda drawn: statistic(_weights(drawn)),
+            bag_labels.size,
+            bag_labels,
+            resamples=resamples,
+            level=level,
+            seed=seed,
+        )
+
+    return {
+        "auc": bag_auc_interval(bag_labels, retrainings, resamples=resamples, level=level, seed=seed),
+        "auprc": interval(lambda weights: resampled_average_precision(bag_labels, retrainings, weights)),
+        "balanced_accuracy": interval(lambda weights: resampled_decisions(bag_labels, called, weights)[0]),
+        "f1": interval(lambda weights: resampled_decisions(bag_labels, called, weights)[1]),
+    }
+
+
+def bag_auc_difference_interval(
+    labels: ArrayLike,
+    scores: ArrayLike,
+    others: ArrayLike,
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """Gives the interval of the bag AUC of one model less that of another, on the same resamples of bags.
+
+    Intervals of the two alone may overlap where this one, being paired, shows a difference.
+
+    Args:
+        labels: (n,) bag labels, 0 or 1.
+        scores: (n,), or (S, n) for S retrainings.
+        others: The other model's, of as many retrainings as it has.
+        resamples: How many resamples.
+        level: Share of resamples within the interval.
+        seed: Seed of the draws.
+    """
+    bag_labels = label_vector(labels, "labels of bags")
+    models = [rows(one, "scores of bags", bag_labels.size) for one in (scores, others)]
+    labels_and_scores(bag_labels, models[0][0], "bags")
+    bags = np.arange(bag_labels.size)
+
+    def difference(drawn: NDArray[np.int64]) -> NDArray[np.float64]:
+        one, other = (resampled_auc(bag_labels, model, bags, _weights(drawn)) for model in models)
+        return one - other
+
+    return _interval(difference, bag_labels.size, bag_labels, resamples=resamples, level=level, seed=seed)
 
 
 def instance_auc_interval(

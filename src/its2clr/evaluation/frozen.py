@@ -9,17 +9,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import expit
+from sklearn.metrics import roc_auc_score
 
 from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.cohort import Cohort
 from its2clr.cohort.splits import SPLITS
-from its2clr.config import PretrainConfig, RefineConfig
+from its2clr.config import PretrainConfig, RefineConfig, RunConfig
 from its2clr.engine.files import atomic_path, read_json, write_json
 from its2clr.engine.rundir import read_metrics
 from its2clr.errors import InputError
 from its2clr.evaluation.bag import bag_metrics
-from its2clr.evaluation.bootstrap import bag_auc_interval, instance_auc_interval
+from its2clr.evaluation.bootstrap import bag_auc_difference_interval, bag_metric_intervals, instance_auc_interval
 from its2clr.evaluation.health import health_report, warnings_of
 from its2clr.evaluation.instance import instance_metrics
 from its2clr.evaluation.linear_probe import linear_probe, linear_probe_metrics
@@ -115,8 +116,11 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
             entry["test"] = found
         else:
             entry.setdefault("aggregators", {})[aggregator] = found
+    if (START, own) in pairs and refined:
+        refined_scores, start_scores = scores[REFINED, own]["test"], scores[START, own]["test"]
+        results["comparison"] = _comparison(test, refined_scores, start_scores, run.config)
     if cohort.has_instance_labels and of_features:
-        for encoder in list(results):
+        for encoder in [name for name in ENCODERS if name in results]:
             results[encoder] |= represent_quality(stages, encoder, cohort)
     results |= {
         "cohort": {"path": str(run.cohort), **describe(cohort)},
@@ -171,11 +175,13 @@ def measure(
             for one, other in zip(scores.bags, validation_scores.bags, strict=True)
         ]
     )
+    intervals = bag_metric_intervals(labels, scores.bags, bag["threshold"]["values"], resamples=resamples, seed=seed)
     found: dict[str, Any] = {
         "bag_auc": bag["auc"]["mean"],
         "bag_auc_std": bag["auc"]["std"],
-        "bag_auc_interval": list(bag_auc_interval(labels, scores.bags, resamples=resamples, seed=seed)),
+        "bag_auc_interval": list(intervals["auc"]),
         "bag": bag,
+        "bag_intervals": {name: list(interval) for name, interval in intervals.items()},
     }
     if cohort.has_instance_labels and _both_classes(cohort.instance_labels()):
         truth = cohort.instance_labels()
@@ -197,6 +203,16 @@ def measure(
             "instance": instance,
         }
     return found
+
+
+def _comparison(cohort: Cohort, refined: Scores, start: Scores, config: RunConfig) -> dict[str, Any]:
+    """How much the refinement added to the bag AUC, on the same test bags, with the run's own aggregator."""
+    labels = cohort.bags["label"].to_numpy(dtype=np.int64)
+    means = [np.mean([roc_auc_score(labels, one) for one in scores.bags]) for scores in (refined, start)]
+    interval = bag_auc_difference_interval(
+        labels, refined.bags, start.bags, resamples=config.evaluation.bootstrap, seed=config.seed
+    )
+    return {"bag_auc_difference": float(means[0] - means[1]), "bag_auc_difference_interval": list(interval)}
 
 
 def represent_quality(stages: Stages, encoder: str, cohort: Cohort) -> dict[str, Any]:
