@@ -1,10 +1,14 @@
-"""Small slides written by the tests, and the two real ones where they are present."""
+"""Small slides written by the tests, the two real ones where they are present, and plain ways to look at them."""
 
 from pathlib import Path
 
 import numpy as np
 import tifffile
 from PIL import Image
+
+from its2clr.cohort.slides.glass import Glass
+from its2clr.cohort.slides.tiler import cut_tiles, read_thumbnail
+from its2clr.cohort.slides.tissue import TissueTest
 
 REAL_SLIDES = Path(__file__).resolve().parents[3] / "shared" / "data" / "slides"
 ROUND_MPP = 0.5
@@ -34,6 +38,14 @@ def halve(pixels: np.ndarray) -> np.ndarray:
 
 def _resolution(mpp: float | None) -> dict[str, object]:
     return {} if mpp is None else {"resolution": (1e4 / mpp, 1e4 / mpp), "resolutionunit": "CENTIMETER"}
+
+
+def write_levels(path: Path, levels: list[np.ndarray]) -> Path:
+    """A tiled TIFF with just these levels."""
+    with tifffile.TiffWriter(path) as file:
+        for number, pixels in enumerate(levels):
+            file.write(pixels, subfiletype=int(number > 0), tile=(64, 64), photometric="rgb", metadata=None)
+    return path
 
 
 def write_pyramid(path: Path, pixels: np.ndarray, levels: int = 4, mpp: float | None = ROUND_MPP, **more) -> Path:
@@ -75,3 +87,13 @@ def mean_saturation(tile: Image.Image) -> float:
         high, low = max(red, green, blue), min(red, green, blue)
         total += 255 * (high - low) // high if high else 0
     return total / len(pixels)
+
+
+def kept_tiles(slide, plan, *, thumbnail=True, resize="bilinear"):
+    """The pixels of the kept tiles by number, and how many tiles were read; with or without skipping glass."""
+    test = TissueTest()
+    shown = read_thumbnail(slide, plan) if thumbnail else None
+    glass = shown and Glass(shown, plan.coords(), plan.side, test.min_saturation)
+    tiles = list(cut_tiles(slide, plan, test, resize, glass))
+    assert len({tile.number for tile in tiles}) == len(tiles)
+    return {tile.number: np.asarray(tile.image) for tile in tiles if tile.verdict == "kept"}, len(tiles)

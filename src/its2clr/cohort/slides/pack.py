@@ -5,20 +5,21 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from its2clr.cohort.image_files import Resize, encode_tile
 from its2clr.cohort.layout import BAGS_FILE, Encoding, tile_path
+from its2clr.cohort.slides.glass import Glass
 from its2clr.cohort.slides.manifest import Slide
 from its2clr.cohort.slides.overview import Overview, overview_path
 from its2clr.cohort.slides.reader import SlideProblem, SlideReader, open_slide
 from its2clr.cohort.slides.scale import slide_mpp
 from its2clr.cohort.slides.slide_stain import SlideStain
 from its2clr.cohort.slides.spool import Spool
-from its2clr.cohort.slides.tiler import Plan, cut_tiles, plan_tiles, read_thumbnail, read_tile
+from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail, read_tile
 from its2clr.cohort.slides.tissue import TissueTest
 from its2clr.cohort.tiles import read_tiles, write_tile_file
 from its2clr.errors import InputError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from its2clr.cohort.slides.stain import StainMethod
 
 _FINGERPRINT, _NOTES = "fingerprint", "notes"
+_MISLEADS = "its coarse level does not show what its tiles hold, so every tile was read"
 
 
 @dataclass(frozen=True)
@@ -138,16 +140,16 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
     fingerprint = _fingerprint(slide, settings)
     mpp = slide_mpp(reader.mpp, slide.mpp, settings.default_mpp)
     plan = plan_tiles(reader, mpp, settings.mpp, settings.tile_size, settings.overlap)
-    annotations = _read_annotations(slide, reader, settings.classes)
-    tumour = None if annotations is None else annotations.tumour
+    annotations = _read_ground_truth(slide, reader, settings.classes)
     test = TissueTest(settings.min_saturation, settings.min_tissue)
+    grid = plan.coords()
     thumbnail = read_thumbnail(reader, plan)
-    overview = Overview(reader.levels[0], plan, None if thumbnail is None else thumbnail[0])
+    glass = Glass(thumbnail, grid, plan.side, test.min_saturation) if thumbnail and settings.skip_glass else None
+    overview = Overview(reader.levels[0], plan, None if thumbnail is None else thumbnail.image)
     stain = None if settings.stain is None else SlideStain(settings.stain)
     seen: Counter[str] = Counter()
     kept: list[int] = []
-    grid = plan.coords()
-    for tile in cut_tiles(reader, plan, test, settings.resize, thumbnail if settings.skip_glass else None):
+    for tile in cut_tiles(reader, plan, test, settings.resize, glass):
         seen[tile.verdict] += 1
         overview.add(tile.image, *grid[tile.number].tolist())
         if tile.verdict == "kept":
@@ -159,16 +161,24 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
     counts = TileCounts(glass=len(grid) - seen.total(), **seen)
     if not kept:
         raise SlideProblem(f"has no tissue: none of its {len(grid)} tiles is kept")
-    coords = grid[kept]
-    if stain is not None:  # its stains are known only now, so kept tiles are read once more
+    order = np.argsort(kept)
+    coords = grid[kept][order]
+    if stain is None:
+        spool.arrange(order.tolist())
+    else:  # its stains are known only now, so kept tiles are read once more
         for x, y in coords.tolist():
             image = stain.normalise(read_tile(reader, plan, x, y, settings.resize))
             spool.append(encode_tile(image, settings.encoding, settings.quality))
-    notes = [*(annotations.notes if annotations is not None else ()), *([stain.note] if stain and stain.note else [])]
-    labels = _label_tiles(slide, tumour, coords, plan, settings.min_covered)
+    labels, doubts = _label_tiles(slide, annotations, coords, plan.side, settings.min_covered)
+    notes = [
+        *doubts,
+        *(annotations.notes if annotations is not None else ()),
+        *([stain.note] if stain and stain.note else []),
+        *([_MISLEADS] if glass and glass.misleads else []),
+    ]
     # while slides are being written the folder is not complete, so it must not look so
     (out / BAGS_FILE).unlink(missing_ok=True)
-    overview.save(overview_path(out, slide.bag_id), coords, tumour)
+    overview.save(overview_path(out, slide.bag_id), coords, None if annotations is None else annotations.tumour)
     write_tile_file(
         tile_path(out, slide.bag_id),
         spool,
@@ -193,30 +203,26 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
     return SlideResult(counts, notes=tuple(notes))
 
 
-def _read_annotations(slide: Slide, reader: SlideReader, classes: tuple[str, ...]) -> "Annotations | None":
-    """The annotated regions at level 0; None without annotation."""
+def _read_ground_truth(slide: Slide, reader: SlideReader, classes: tuple[str, ...]) -> "Annotations | None":
     if slide.annotation is None:
         return None
-    from its2clr.cohort.slides.annotations import read_annotations
+    from its2clr.cohort.slides.ground_truth import read_ground_truth
 
-    base = reader.levels[0]
-    try:
-        return read_annotations(slide.annotation, classes=classes or None, level0_size=(base.width, base.height))
-    except InputError as error:
-        raise SlideProblem(f"its annotation cannot be used: {error}") from error
+    return read_ground_truth(slide, reader.levels[0], classes)
 
 
 def _label_tiles(
-    slide: Slide, tumour: Any, coords: npt.NDArray[np.int64], plan: Plan, min_covered: float
-) -> npt.NDArray[np.int8] | None:
-    """Ground truth of tiles: 1 where enough is annotated, 0 where nothing is, -1 between."""
+    slide: Slide,
+    annotations: "Annotations | None",
+    coords: npt.NDArray[np.int64],
+    side: int,
+    min_covered: float,
+) -> tuple[npt.NDArray[np.int8] | None, tuple[str, ...]]:
     if slide.unannotated is None:
-        return None
-    if slide.annotation is None:
-        return np.full(len(coords), slide.unannotated, np.int8)
-    from its2clr.cohort.slides.annotations import covered_share, instance_labels
+        return None, ()
+    from its2clr.cohort.slides.ground_truth import label_tiles
 
-    return instance_labels(covered_share(tumour, coords, float(plan.side)), min_covered)
+    return label_tiles(slide, annotations, coords, side, min_covered)
 
 
 def _fingerprint(slide: Slide, settings: SlideSettings) -> str:
