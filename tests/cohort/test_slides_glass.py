@@ -157,7 +157,7 @@ def same_tiles_as_reading_all(path, tile_size):
 @pytest.mark.parametrize("add", [add_islands, add_threads])
 @pytest.mark.parametrize("make", [pyramid, every_second_pixel, of_poor_jpeg, shifted, of_another_picture, blank])
 def test_no_tile_is_lost_however_the_coarse_levels_were_made(tmp_path, make, add):
-    for seed in range(4):
+    for seed in range(3):
         rng = np.random.default_rng(seed)
         pixels = draw(1536, 1152, seed=seed, glass=int(rng.choice([255, 243, 225])), blobs=1)
         add(pixels, rng)
@@ -167,7 +167,7 @@ def test_no_tile_is_lost_however_the_coarse_levels_were_made(tmp_path, make, add
 
 @pytest.mark.parametrize("make", [half_missing, with_a_hole])
 def test_tissue_that_breaks_off_in_the_coarse_levels_is_not_lost(tmp_path, make):
-    for seed in range(4):
+    for seed in range(2):
         pixels = draw(1536, 1152, seed=seed, blobs=1)
         pixels[500:540, 200:900] = (200, 90, 160)  # a strip into what is missing there
         assert same_tiles_as_reading_all(write_levels(tmp_path / "a.tif", make(pixels)), 32), seed

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from its2clr.cohort.slides.shapes import Annotations
     from its2clr.cohort.slides.stain import StainMethod
 
-_FINGERPRINT, _NOTES = "fingerprint", "notes"
+_FINGERPRINT, _IDENTITY, _NOTES = "fingerprint", "identity", "notes"
 _MISLEADS = "its coarse level does not show what its tiles hold, so every tile was read"
 
 
@@ -94,12 +94,14 @@ class SlideResult:
         problem: Why it was left out; None if it is in the cohort.
         skipped: Whether it was there already, whole.
         notes: What a person should know of it, though it is in the cohort.
+        identity: The same for copies of one slide; "" if not known.
     """
 
     counts: TileCounts
     problem: str | None = None
     skipped: bool = False
     notes: tuple[str, ...] = ()
+    identity: str = ""
 
 
 def finished(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult | None:
@@ -115,7 +117,8 @@ def finished(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult | 
         return None
     dropped = {name: int(tiles.attributes.get(f"n_{name}", 0)) for name in ("glass", "low_saturation", "low_tissue")}
     notes = tuple(json.loads(tiles.attributes.get(_NOTES, "[]")))
-    return SlideResult(TileCounts(len(tiles), **dropped), skipped=True, notes=notes)
+    identity = str(tiles.attributes.get(_IDENTITY, ""))
+    return SlideResult(TileCounts(len(tiles), **dropped), skipped=True, notes=notes, identity=identity)
 
 
 def pack_slide(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult:
@@ -160,7 +163,9 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
                 stain.add(tile.image)
     counts = TileCounts(glass=len(grid) - seen.total(), **seen)
     if not kept:
-        raise SlideProblem(f"has no tissue: none of its {len(grid)} tiles is kept")
+        asked = f"a mean saturation of {test.min_saturation:g}"
+        asked += f" and {test.min_tissue:.0%} tissue" if test.min_tissue else ""
+        raise SlideProblem(f"has no tissue: none of its {len(grid)} tiles has {asked}")
     order = np.argsort(kept)
     coords = grid[kept][order]
     if stain is None:
@@ -194,13 +199,14 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
         attributes={
             _FINGERPRINT: fingerprint,
             _NOTES: json.dumps(notes),
+            _IDENTITY: reader.identity,
             "mpp_level0": mpp,
             "step_level0": plan.step,
             "annotation": "" if slide.annotation is None else str(slide.annotation),
             **{f"n_{name}": count for name, count in asdict(counts).items()},
         },
     )
-    return SlideResult(counts, notes=tuple(notes))
+    return SlideResult(counts, notes=tuple(notes), identity=reader.identity)
 
 
 def _read_ground_truth(slide: Slide, reader: SlideReader, classes: tuple[str, ...]) -> "Annotations | None":
