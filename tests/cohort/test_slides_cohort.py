@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -242,6 +243,18 @@ def test_unwritable_output_is_said(slides, tmp_path, scheduler):
     (out / "tiles").touch()  # no folder can be made there, not even by the superuser
     with pytest.raises(OSError, match="tiles"):
         pack_slides(manifest, out, SETTINGS, scheduler=scheduler)
+
+
+def test_a_full_disk_is_said_with_its_folder(slides, tmp_path):
+    slide = read_slide_manifest(slides).slides[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OSError, match=rf"File too large: '{tmp_path / 'out'}'"):
+            pack_slide(slide, tmp_path / "out", SETTINGS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "out").rglob("*.*"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")

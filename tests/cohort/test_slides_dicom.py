@@ -1,6 +1,5 @@
 """Slides in DICOM: read through OpenSlide, in tiles that equal a plain read of the same place."""
 
-
 import numpy as np
 import openslide
 import pytest

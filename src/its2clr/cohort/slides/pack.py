@@ -137,6 +137,10 @@ def pack_slide(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult:
         tile_path(out, slide.bag_id).unlink(missing_ok=True)
         overview_path(out, slide.bag_id).unlink(missing_ok=True)
         return SlideResult(TileCounts(), str(problem))
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(out)) from error  # a full disk does not say where it is
 
 
 def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: SlideSettings) -> SlideResult:
