@@ -27,6 +27,7 @@ from PIL import Image
 
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
 from its2clr.cohort.slides.cluster import connect
+from its2clr.cohort.slides.glass import Glass
 from its2clr.cohort.slides.reader import open_slide
 from its2clr.cohort.slides.scale import slide_mpp
 from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail
@@ -60,10 +61,12 @@ def tiles_read(path: Path) -> tuple[int, int, list[tuple[int, int]], int]:
     """What the command reads of a slide: level, size of the read, places; and how many of the tiles it keeps."""
     with open_slide(path) as slide:
         plan = plan_tiles(slide, slide_mpp(slide.mpp, None, None), SETTINGS.mpp, SETTINGS.tile_size)
-        coords = plan.coords().tolist()
-        tiles = list(cut_tiles(slide, plan, TissueTest(), thumbnail=read_thumbnail(slide, plan)))
-    kept = sum(tile.verdict == "kept" for tile in tiles)
-    return plan.level, plan.read_size, [tuple(coords[tile.number]) for tile in tiles], kept
+        coords = plan.coords()
+        thumbnail = read_thumbnail(slide, plan)
+        glass = Glass(thumbnail, coords, plan.side, SETTINGS.min_saturation) if thumbnail else None
+        verdicts = {tile.number: tile.verdict for tile in cut_tiles(slide, plan, TissueTest(), glass=glass)}
+    kept = sum(verdict == "kept" for verdict in verdicts.values())
+    return plan.level, plan.read_size, [(x, y) for x, y in coords[sorted(verdicts)].tolist()], kept
 
 
 def bare_loop(path: Path, level: int, size: int, places: list[tuple[int, int]]) -> int:

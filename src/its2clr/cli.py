@@ -596,7 +596,11 @@ def cohort_slides(
     min_saturation: Annotated[float, typer.Option(help="Keep tiles of this mean HSV saturation, of 255.")] = 30.0,
     min_tissue: Annotated[float, typer.Option(help="Share of a tile's pixels that must be that saturated.")] = 0.0,
     skip_glass: Annotated[
-        bool, typer.Option("--skip-glass/--read-all", help="Pass over bare glass without reading it, or read all.")
+        bool,
+        typer.Option(
+            "--skip-glass/--read-all",
+            help="Pass over what a coarse level shows as bare glass, tested on each slide; or read every tile.",
+        ),
     ] = True,
     default_mpp: Annotated[
         float | None, typer.Option(help="Microns per pixel of slides where neither file nor manifest says.")
@@ -627,7 +631,7 @@ def cohort_slides(
     ] = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Tile whole slides: everything OpenSlide reads, TIFF and OME-TIFF.
+    """Tile whole slides: everything OpenSlide reads (of a DICOM slide name one file), TIFF and OME-TIFF.
 
     The manifest is a table like this; `patient`, `split`, `mpp` and `annotation` may be missing:
 
@@ -640,6 +644,8 @@ def cohort_slides(
     The scale of a slide is what its file says if that can be, else column `mpp`, else `--default-mpp`; a slide
     without any is left out. A slide that cannot be used is a row in OUT/problems.csv, the rest goes on. Look at
     OUT/overviews to see what was kept. The same command again goes on where it stopped.
+
+    Tissue that the coarse levels of a file do not hold at all can be missed; `--read-all` is slower and misses nothing.
 
     Example: `its2clr cohort slides slides.csv cohorts/mine --magnification 5 --resize nearest`
     """

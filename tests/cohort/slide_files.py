@@ -1,10 +1,23 @@
-"""Small slides written by the tests, and the two real ones where they are present."""
+"""Small slides written by the tests, the two real ones where they are present, and plain ways to look at them."""
 
+import io
 from pathlib import Path
 
 import numpy as np
 import tifffile
 from PIL import Image
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.encaps import encapsulate
+from pydicom.uid import (
+    ExplicitVRLittleEndian,
+    JPEGBaseline8Bit,
+    VLWholeSlideMicroscopyImageStorage,
+    generate_uid,
+)
+
+from its2clr.cohort.slides.glass import Glass
+from its2clr.cohort.slides.tiler import cut_tiles, read_thumbnail
+from its2clr.cohort.slides.tissue import TissueTest
 
 REAL_SLIDES = Path(__file__).resolve().parents[3] / "shared" / "data" / "slides"
 ROUND_MPP = 0.5
@@ -34,6 +47,14 @@ def halve(pixels: np.ndarray) -> np.ndarray:
 
 def _resolution(mpp: float | None) -> dict[str, object]:
     return {} if mpp is None else {"resolution": (1e4 / mpp, 1e4 / mpp), "resolutionunit": "CENTIMETER"}
+
+
+def write_levels(path: Path, levels: list[np.ndarray]) -> Path:
+    """A tiled TIFF with just these levels."""
+    with tifffile.TiffWriter(path) as file:
+        for number, pixels in enumerate(levels):
+            file.write(pixels, subfiletype=int(number > 0), tile=(64, 64), photometric="rgb", metadata=None)
+    return path
 
 
 def write_pyramid(path: Path, pixels: np.ndarray, levels: int = 4, mpp: float | None = ROUND_MPP, **more) -> Path:
@@ -67,6 +88,56 @@ def write_plain(path: Path, pixels: np.ndarray, mpp: float | None = ROUND_MPP, *
     return path
 
 
+def write_dicom(
+    folder: Path, pixels: np.ndarray, levels: int = 3, mpp: float = ROUND_MPP, *, jpeg: bool = False
+) -> Path:
+    """A VL Whole Slide Microscopy series, one file per level, tiled in full; gives back its folder."""
+    folder.mkdir(parents=True)
+    series = generate_uid()
+    for number in range(levels):
+        level = _dicom_level(pixels, 64, mpp * 2**number, jpeg=jpeg)
+        level.SeriesInstanceUID = series
+        level.InstanceNumber = number + 1
+        level.ImageType = (
+            ["DERIVED", "PRIMARY", "VOLUME", "RESAMPLED"] if number else ["ORIGINAL", "PRIMARY", "VOLUME", "NONE"]
+        )
+        level.save_as(folder / f"level-{number}.dcm", enforce_file_format=True)
+        pixels = halve(pixels)
+    return folder
+
+
+def _dicom_level(pixels: np.ndarray, side: int, mpp: float, *, jpeg: bool) -> Dataset:
+    height, width = pixels.shape[:2]
+    rows, columns = -(-height // side), -(-width // side)
+    whole = np.full((rows * side, columns * side, 3), 255, np.uint8)
+    whole[:height, :width] = pixels
+    frames = whole.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
+    level = Dataset()
+    level.file_meta = FileMetaDataset()
+    level.file_meta.TransferSyntaxUID = JPEGBaseline8Bit if jpeg else ExplicitVRLittleEndian
+    level.SOPClassUID, level.SOPInstanceUID = VLWholeSlideMicroscopyImageStorage, generate_uid()
+    level.Modality, level.DimensionOrganizationType = "SM", "TILED_FULL"
+    level.Rows = level.Columns = side
+    level.NumberOfFrames = len(frames)
+    level.TotalPixelMatrixColumns, level.TotalPixelMatrixRows = width, height
+    level.SamplesPerPixel, level.PlanarConfiguration, level.PixelRepresentation = 3, 0, 0
+    level.PhotometricInterpretation = "YBR_FULL_422" if jpeg else "RGB"
+    level.BitsAllocated, level.BitsStored, level.HighBit = 8, 8, 7
+    measures, groups = Dataset(), Dataset()
+    measures.PixelSpacing = [mpp / 1000, mpp / 1000]
+    groups.PixelMeasuresSequence = [measures]
+    level.SharedFunctionalGroupsSequence = [groups]
+    level.PixelData = encapsulate([_jpeg(frame) for frame in frames]) if jpeg else frames.tobytes()
+    level["PixelData"].VR = "OB"
+    return level
+
+
+def _jpeg(frame: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(frame).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
 def mean_saturation(tile: Image.Image) -> float:
     """Slow and plain: 255 * (max - min) / max of each pixel, cut to whole numbers, as 8-bit HSV has it."""
     total = 0
@@ -75,3 +146,13 @@ def mean_saturation(tile: Image.Image) -> float:
         high, low = max(red, green, blue), min(red, green, blue)
         total += 255 * (high - low) // high if high else 0
     return total / len(pixels)
+
+
+def kept_tiles(slide, plan, *, thumbnail=True, resize="bilinear"):
+    """The pixels of the kept tiles by number, and how many tiles were read; with or without skipping glass."""
+    test = TissueTest()
+    shown = read_thumbnail(slide, plan) if thumbnail else None
+    glass = shown and Glass(shown, plan.coords(), plan.side, test.min_saturation)
+    tiles = list(cut_tiles(slide, plan, test, resize, glass))
+    assert len({tile.number for tile in tiles}) == len(tiles)
+    return {tile.number: np.asarray(tile.image) for tile in tiles if tile.verdict == "kept"}, len(tiles)

@@ -91,6 +91,37 @@ def test_a_bad_annotation_leaves_the_slide_out(manifest, tmp_path):
     assert not tile_path(tmp_path / "out", "1").exists()
 
 
+def square(left, top, side=64):
+    ring = [[left, top], [left + side, top], [left + side, top + side], [left, top + side], [left, top]]
+    return json.dumps({"type": "Polygon", "coordinates": [ring]})
+
+
+def test_an_annotation_that_does_not_fit_the_slide_is_said(manifest, tmp_path):
+    slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides[1]
+    slide.annotation.write_text(square(9000, 100))
+    problem = pack_slide(slide, tmp_path / "out", SETTINGS).problem
+    assert "x 9000 to 9064, y 100 to 164, outside the slide of 256 x 192 pixels" in problem
+    slide.annotation.write_text(square(224, 0))  # half of it
+    notes = pack_slide(slide, tmp_path / "out", SETTINGS).notes
+    assert notes[0].startswith("no annotation has a class")
+    assert notes[1].startswith("50% of the annotated area lies outside the slide")
+
+
+def test_annotation_and_label_that_contradict_each_other_are_said(manifest, tmp_path):
+    slides = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides
+    negative = replace(slides[0], annotation=slides[1].annotation)
+    notes = pack_slide(negative, tmp_path / "out", SETTINGS).notes
+    assert notes == ("is labelled 0, but 4 of its tiles hold annotated tumour; which of them is right?",)
+    assert finished(negative, tmp_path / "out", SETTINGS).notes == notes
+    slides[1].annotation.write_text(square(10, 10, side=4))
+    strict = replace(SETTINGS, min_covered=0.5)
+    notes = pack_slide(slides[1], tmp_path / "out", strict).notes
+    assert notes[0].startswith("none of its kept tiles counts as tumour")
+    assert pack_slide(slides[1], tmp_path / "out", SETTINGS).notes == (
+        "no annotation has a class; all count as tumour",
+    )
+
+
 def test_classes_of_unknown_meaning_must_be_named(manifest, tmp_path):
     slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides[1]
     slide.annotation.write_text(geojson("DCIS"))

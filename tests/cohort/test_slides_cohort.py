@@ -1,13 +1,14 @@
 import csv
 import json
 import os
+import resource
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import tifffile
 from PIL import Image
-from tests.cohort.slide_files import draw, write_ome, write_plain, write_pyramid
+from tests.cohort.slide_files import draw, write_levels, write_ome, write_plain, write_pyramid
 
 from its2clr.cohort import Cohort, decode, examine, read_tiles, tile_path
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
@@ -206,6 +207,29 @@ def test_one_slide_in_two_bags_is_refused(slides):
         read_slide_manifest(slides)
 
 
+def test_one_file_written_in_two_ways(slides):
+    add_row(slides, "again,./train-0.tif,0,1,0,p9,train")
+    with pytest.raises(InputError, match=r"row 8: file '\./train-0.tif' is already the slide of row 2"):
+        read_slide_manifest(slides)
+
+
+def test_a_misleading_coarse_level_is_noted_and_the_picture_shows_the_tiles(slides, tmp_path):
+    pixels = draw(640, 480, seed=2)
+    write_levels(slides.parent / "train-0.tif", [pixels, np.full((120, 160, 3), 243, np.uint8)])
+    slide = replace(read_slide_manifest(slides).slides[0], mpp=0.5)
+    result = pack_slide(slide, tmp_path / "out", replace(SETTINGS, mpp=0.5))
+    assert result.counts.glass == 0
+    assert any("every tile was read" in note for note in result.notes)
+    tiles = read_tiles(tile_path(tmp_path / "out", "train-0"))
+    order = tiles.coords[:, 1] * 10_000 + tiles.coords[:, 0]
+    assert (np.diff(order) > 0).all()
+    for number, (x, y) in enumerate(tiles.coords.tolist()):
+        np.testing.assert_array_equal(decode(tiles.encoded(number)), pixels[y : y + 32, x : x + 32])
+    x, y = tiles.coords[len(tiles) // 2].tolist()
+    picture = np.asarray(Image.open(tmp_path / "out" / "overviews" / "train-0.png"))
+    np.testing.assert_array_equal(picture[y + 1 : y + 31, x + 1 : x + 31], pixels[y + 1 : y + 31, x + 1 : x + 31])
+
+
 def test_unwritable_output_is_said(slides, tmp_path, scheduler):
     manifest = read_slide_manifest(slides)
     (tmp_path / "file").touch()
@@ -219,6 +243,18 @@ def test_unwritable_output_is_said(slides, tmp_path, scheduler):
     (out / "tiles").touch()  # no folder can be made there, not even by the superuser
     with pytest.raises(OSError, match="tiles"):
         pack_slides(manifest, out, SETTINGS, scheduler=scheduler)
+
+
+def test_a_full_disk_is_said_with_its_folder(slides, tmp_path):
+    slide = read_slide_manifest(slides).slides[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OSError, match=rf"File too large: '{tmp_path / 'out'}'"):
+            pack_slide(slide, tmp_path / "out", SETTINGS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "out").rglob("*.*"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")

@@ -2,6 +2,7 @@ import numpy as np
 import openslide
 import pytest
 import tifffile
+from PIL import Image
 from tests.cohort.slide_files import REAL_SLIDES, draw, halve, write_ome, write_plain, write_pyramid
 
 from its2clr.cohort.slides.reader import OpenSlideReader, SlideProblem, open_slide
@@ -94,6 +95,31 @@ def test_colours_in_planes_and_in_pages(tmp_path):
             np.testing.assert_array_equal(read(slide, 20, 30, 0, 64, 64), pixels[30:94, 20:84], err_msg=name)
 
 
+def test_the_largest_of_several_pictures_is_the_slide(tmp_path):
+    label, pixels = draw(120, 90, seed=1), draw(704, 512, seed=2)
+    sizes = [{"PhysicalSizeX": mpp, "PhysicalSizeY": mpp} for mpp in (4.0, 0.5)]
+    with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
+        for picture, size in zip((label, pixels), sizes, strict=True):
+            file.write(picture, photometric="rgb", metadata={"axes": "YXS", **size})
+    check_pixels(tmp_path / "a.ome.tif", pixels, TiffReader, 1)
+
+
+def test_compressions_that_openslide_lacks_are_read_with_tifffile(tmp_path):
+    pixels = draw(704, 512)
+    options = {"tile": (128, 128), "photometric": "rgb", "metadata": None, "compression": "jpeg2000"}
+    with pytest.raises(openslide.OpenSlideError):
+        openslide.OpenSlide(write_plain(tmp_path / "a.tif", pixels, **options))
+    check_pixels(tmp_path / "a.tif", pixels, TiffReader, 1)
+
+
+def test_jpeg_colours_of_an_ome_tiff_are_those_of_tifffile(tmp_path):
+    options = {"tile": (128, 128), "photometric": "rgb", "compression": "jpeg", "metadata": {"axes": "YXS"}}
+    tifffile.imwrite(tmp_path / "a.ome.tif", draw(704, 512), **options)
+    with open_slide(tmp_path / "a.ome.tif") as slide:
+        assert isinstance(slide, TiffReader)
+        np.testing.assert_array_equal(read(slide, 0, 0, 0, 704, 512), tifffile.imread(tmp_path / "a.ome.tif"))
+
+
 def test_transparent_becomes_white(tmp_path):
     pixels = np.concatenate([draw(100, 80), np.zeros((80, 100, 1), np.uint8)], axis=2)
     pixels[40:, :, 3] = 255
@@ -135,6 +161,9 @@ def test_what_is_no_slide_is_said(tmp_path):
     (tmp_path / "empty.svs").touch()
     (tmp_path / "text.svs").write_text("no slide")
     (tmp_path / "folder.svs").mkdir()
+    whole = write_pyramid(tmp_path / "cut.tif", draw(300, 200)).read_bytes()
+    (tmp_path / "cut.tif").write_bytes(whole[:4] + (10**9).to_bytes(4, "little") + whole[8:])  # nothing is there
+    Image.new("RGB", (64, 64)).save(tmp_path / "image.png")
     tifffile.imwrite(tmp_path / "deep.tif", np.zeros((64, 64, 3), np.uint16), photometric="rgb")
     tifffile.imwrite(tmp_path / "many.tif", np.zeros((5, 64, 64), np.uint8), photometric="minisblack")
     expected = {
@@ -142,6 +171,8 @@ def test_what_is_no_slide_is_said(tmp_path):
         "empty.svs": "the file is empty",
         "text.svs": "neither OpenSlide nor tifffile",
         "folder.svs": "is a folder",
+        "cut.tif": "holds no picture; was it cut short",
+        "image.png": "its2clr cohort images",
         "deep.tif": "no 8-bit RGB",
         "many.tif": "no 8-bit RGB",
     }

@@ -1,23 +1,24 @@
 import numpy as np
 import openslide
 import pytest
-import tifffile
 from PIL import Image
-from tests.cohort.slide_files import REAL_SLIDES, draw, halve, mean_saturation, write_ome, write_plain, write_pyramid
+from tests.cohort.slide_files import (
+    REAL_SLIDES,
+    draw,
+    halve,
+    kept_tiles,
+    mean_saturation,
+    write_ome,
+    write_plain,
+    write_pyramid,
+)
 
 from its2clr.cohort.slides.reader import SlideProblem, open_slide
-from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail, read_tile
-from its2clr.cohort.slides.tissue import TissueTest, guess_glass
+from its2clr.cohort.slides.tiler import plan_tiles, read_tile
+from its2clr.cohort.slides.tissue import TissueTest
 from its2clr.errors import InputError
 
-PAPER = TissueTest()
 WRITERS = {"pyramid": write_pyramid, "ome": write_ome, "plain": write_plain}
-
-
-def kept_tiles(slide, plan, *, test=PAPER, thumbnail=True, resize="bilinear"):
-    shown = read_thumbnail(slide, plan) if thumbnail else None
-    tiles = list(cut_tiles(slide, plan, test, resize, shown))
-    return {tile.number: np.asarray(tile.image) for tile in tiles if tile.verdict == "kept"}, len(tiles)
 
 
 def assert_same_tiles(found, expected):
@@ -138,108 +139,6 @@ def test_share_of_tissue():
     for wrong in [(-1, 0), (256, 0), (30, -0.1), (30, 1.1)]:
         with pytest.raises(InputError):
             TissueTest(*wrong)
-
-
-def checkered(pixels, first, second):
-    """Two colours that cancel out in every mean."""
-    pixels[:, ::2], pixels[:, 1::2] = first, second
-
-
-def spoil_pastel(pixels):
-    checkered(pixels[64:320, 64:448], (255, 200, 200), (200, 255, 255))
-
-
-def spoil_vivid(pixels):
-    checkered(pixels[96:160, 96:160], (255, 0, 0), (0, 255, 255))
-
-
-def spoil_specks(pixels):
-    rng = np.random.default_rng(5)
-    for y, x in rng.integers(0, 480, (300, 2)):
-        pixels[y : y + 5, x : x + 5] = rng.integers(0, 200, 3)
-
-
-def spoil_pale(pixels):
-    pixels[200:420, 300:600] = (255, 255, 224)
-
-
-def spoil_dark(pixels):
-    pixels[200:420, 300:600][np.random.default_rng(1).random((220, 300)) < 0.13] = (9, 0, 4)
-
-
-@pytest.mark.parametrize(
-    "spoil", [spoil_pastel, spoil_vivid, spoil_specks, spoil_pale, spoil_dark, lambda pixels: None]
-)
-@pytest.mark.parametrize("glass", [255, 243, 225])
-def test_the_thumbnail_pass_loses_no_tile(tmp_path, spoil, glass):
-    pixels = draw(1024, 768, seed=2, glass=glass, blobs=1)
-    spoil(pixels)
-    path = write_pyramid(tmp_path / "a.tif", pixels, levels=4)
-    with open_slide(path) as slide:
-        plan = plan_tiles(slide, 0.5, 0.5, 32)
-        assert read_thumbnail(slide, plan) is not None
-        with_pass, read = kept_tiles(slide, plan)
-        without, read_without = kept_tiles(slide, plan, thumbnail=False)
-    assert with_pass.keys() == without.keys()
-    assert read <= read_without == plan.rows * plan.columns
-
-
-@pytest.mark.parametrize("glass", [255, 243, 225])
-def test_the_thumbnail_pass_skips_most_glass(tmp_path, glass):
-    path = write_pyramid(tmp_path / "a.tif", draw(1024, 768, seed=2, glass=glass, blobs=1), levels=4)
-    with open_slide(path) as slide:
-        plan = plan_tiles(slide, 0.5, 0.5, 32)
-        found, read = kept_tiles(slide, plan)
-    assert len(found) < read < 0.5 * plan.rows * plan.columns
-
-
-def test_many_random_slides_lose_no_tile(tmp_path):
-    for seed in range(12):
-        glass = int(np.random.default_rng(seed).integers(215, 256))
-        path = write_pyramid(tmp_path / f"{seed}.tif", draw(640, 512, seed=seed, glass=glass), levels=4)
-        with open_slide(path) as slide:
-            plan = plan_tiles(slide, 0.5, 0.5, 40, overlap=seed % 3)
-            found = [kept_tiles(slide, plan, thumbnail=way)[0].keys() for way in (True, False)]
-        assert found[0] == found[1], seed
-
-
-def test_a_thumbnail_that_shows_nothing_is_found_out(tmp_path):
-    pixels = draw(1024, 768, seed=2)
-    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
-        options = {"tile": (64, 64), "photometric": "rgb", "metadata": None}
-        file.write(pixels, **options)
-        file.write(np.full((96, 128, 3), 243, np.uint8), subfiletype=1, **options)
-    with open_slide(tmp_path / "a.tif") as slide:
-        plan = plan_tiles(slide, 0.5, 0.5, 32)
-        found, read = kept_tiles(slide, plan)
-        assert found.keys() == kept_tiles(slide, plan, thumbnail=False)[0].keys()
-    assert read == plan.rows * plan.columns
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_pyramids_that_take_every_second_pixel_lose_no_tile(tmp_path, seed):
-    pixels = draw(1024, 768, seed=seed)
-    spoil_specks(pixels)
-    levels = [np.ascontiguousarray(pixels[:: 2**level, :: 2**level]) for level in range(4)]
-    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
-        for number, level in enumerate(levels):
-            file.write(level, subfiletype=int(number > 0), tile=(64, 64), photometric="rgb", metadata=None)
-    with open_slide(tmp_path / "a.tif") as slide:
-        plan = plan_tiles(slide, 0.5, 0.5, 32)
-        assert kept_tiles(slide, plan)[0].keys() == kept_tiles(slide, plan, thumbnail=False)[0].keys()
-
-
-def test_without_coarse_level_every_tile_is_read(tmp_path):
-    with open_slide(write_plain(tmp_path / "a.tif", draw())) as slide:
-        assert read_thumbnail(slide, plan_tiles(slide, 0.5, 0.5, 32)) is None
-
-
-def test_guess_of_a_slide_without_glass_skips_nothing():
-    thumbnail = Image.new("RGB", (40, 40), (190, 110, 170))
-    coords = np.array([[0, 0], [64, 0], [128, 128]])
-    guess = guess_glass(thumbnail, coords, 64, 8.0, 30.0)
-    assert not guess.blank.any()
-    assert len(guess.to_check) == 0
 
 
 def test_one_resize_of_the_filter_asked_for(tmp_path):

@@ -1,7 +1,7 @@
 """Make a cohort of slides: what is whole is kept, the rest is spread over workers, and the folder is closed."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -145,7 +145,10 @@ def pack_slides(
     kept = settle_splits(table[table["n_instances"] > 0], bags, out, fractions, seed)
     write_bags(out, kept)
     skipped = sum(result.skipped for result in results.values())
-    notes = tuple((slide.bag_id, note) for slide in manifest.slides for note in results[slide.bag_id].notes)
+    notes = (
+        *_copies(manifest.slides, results),
+        *((slide.bag_id, note) for slide in manifest.slides for note in results[slide.bag_id].notes),
+    )
     counts = _add_up(results.values())
     return SlideSummary(out, len(kept), len(kept) - skipped, skipped, counts, tuple(left_out), notes)
 
@@ -195,6 +198,15 @@ def _tile(
             if progress is not None:
                 progress(done, len(waiting), tiles)
     return results
+
+
+def _copies(slides: Iterable[Slide], results: Mapping[str, SlideResult]) -> Iterator[tuple[str, str]]:
+    """Notes on bags that hold the same slide under different names."""
+    first: dict[str, str] = {}
+    for slide in slides:
+        identity = results[slide.bag_id].identity
+        if identity and first.setdefault(identity, slide.bag_id) != slide.bag_id:
+            yield slide.bag_id, f"is the same slide as {first[identity]}; remove one of them from the manifest"
 
 
 def _add_up(results: Iterable[SlideResult]) -> TileCounts:

@@ -1,5 +1,6 @@
 """Read the table of slides: `bag_id,file,label[,patient,split,mpp,annotation]`, one row per slide."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,9 +153,8 @@ def _list_slides(
     ):
         if not name:
             problems.append(Problem(at_row(path, row), "file is empty, expected a slide"))
-        elif name in first:
-            problems.append(Problem(at_row(path, row), f"file {name!r} is already the slide of row {first[name]}"))
-        first.setdefault(name, row)
+        elif (known := first.setdefault(os.path.normpath(name), row)) != row:
+            problems.append(Problem(at_row(path, row), f"file {name!r} is already the slide of row {known}"))
         slides.append(
             Slide(
                 bag_id=bag_id,

@@ -26,13 +26,15 @@ def overview_path(folder: Path, bag_id: str) -> Path:
 
 
 class Overview:
-    """The slide, small: from its thumbnail, or painted from the tiles as they are read."""
+    """The slide, small: its thumbnail, with the tiles painted over it as they are read.
+
+    The tiles are painted even so, for a coarse level may be white or of another picture.
+    """
 
     def __init__(self, base: Level, plan: Plan, thumbnail: Image.Image | None) -> None:
         self._scale = min(1.0, _LARGEST_SIDE / max(base.width, base.height))  # canvas pixels per level-0 pixel
         size = (max(1, round(base.width * self._scale)), max(1, round(base.height * self._scale)))
         self._side = plan.side
-        self._painted = thumbnail is None
         self._canvas = (
             Image.new("RGB", size, (255, 255, 255))
             if thumbnail is None
@@ -40,11 +42,10 @@ class Overview:
         )
 
     def add(self, image: Image.Image, x: int, y: int) -> None:
-        """Paint a tile that was read, unless there is a thumbnail."""
-        if self._painted:
-            left, top, right, bottom = self._box(x, y)
-            small = image.resize((max(1, right - left), max(1, bottom - top)), Image.Resampling.NEAREST)
-            self._canvas.paste(small, (left, top))
+        """Paint a tile that was read."""
+        left, top, right, bottom = self._box(x, y)
+        small = image.resize((max(1, right - left), max(1, bottom - top)), Image.Resampling.BOX)
+        self._canvas.paste(small, (left, top))
 
     def _box(self, x: int, y: int) -> tuple[int, int, int, int]:
         scale, side = self._scale, self._side

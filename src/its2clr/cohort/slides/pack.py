@@ -5,20 +5,21 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from its2clr.cohort.image_files import Resize, encode_tile
 from its2clr.cohort.layout import BAGS_FILE, Encoding, tile_path
+from its2clr.cohort.slides.glass import Glass
 from its2clr.cohort.slides.manifest import Slide
 from its2clr.cohort.slides.overview import Overview, overview_path
 from its2clr.cohort.slides.reader import SlideProblem, SlideReader, open_slide
 from its2clr.cohort.slides.scale import slide_mpp
 from its2clr.cohort.slides.slide_stain import SlideStain
 from its2clr.cohort.slides.spool import Spool
-from its2clr.cohort.slides.tiler import Plan, cut_tiles, plan_tiles, read_thumbnail, read_tile
+from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail, read_tile
 from its2clr.cohort.slides.tissue import TissueTest
 from its2clr.cohort.tiles import read_tiles, write_tile_file
 from its2clr.errors import InputError
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from its2clr.cohort.slides.shapes import Annotations
     from its2clr.cohort.slides.stain import StainMethod
 
-_FINGERPRINT, _NOTES = "fingerprint", "notes"
+_FINGERPRINT, _IDENTITY, _NOTES = "fingerprint", "identity", "notes"
+_MISLEADS = "its coarse level does not show what its tiles hold, so every tile was read"
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,14 @@ class SlideResult:
         problem: Why it was left out; None if it is in the cohort.
         skipped: Whether it was there already, whole.
         notes: What a person should know of it, though it is in the cohort.
+        identity: The same for copies of one slide; "" if not known.
     """
 
     counts: TileCounts
     problem: str | None = None
     skipped: bool = False
     notes: tuple[str, ...] = ()
+    identity: str = ""
 
 
 def finished(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult | None:
@@ -113,7 +117,8 @@ def finished(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult | 
         return None
     dropped = {name: int(tiles.attributes.get(f"n_{name}", 0)) for name in ("glass", "low_saturation", "low_tissue")}
     notes = tuple(json.loads(tiles.attributes.get(_NOTES, "[]")))
-    return SlideResult(TileCounts(len(tiles), **dropped), skipped=True, notes=notes)
+    identity = str(tiles.attributes.get(_IDENTITY, ""))
+    return SlideResult(TileCounts(len(tiles), **dropped), skipped=True, notes=notes, identity=identity)
 
 
 def pack_slide(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult:
@@ -132,22 +137,26 @@ def pack_slide(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult:
         tile_path(out, slide.bag_id).unlink(missing_ok=True)
         overview_path(out, slide.bag_id).unlink(missing_ok=True)
         return SlideResult(TileCounts(), str(problem))
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(out)) from error  # a full disk does not say where it is
 
 
 def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: SlideSettings) -> SlideResult:
     fingerprint = _fingerprint(slide, settings)
     mpp = slide_mpp(reader.mpp, slide.mpp, settings.default_mpp)
     plan = plan_tiles(reader, mpp, settings.mpp, settings.tile_size, settings.overlap)
-    annotations = _read_annotations(slide, reader, settings.classes)
-    tumour = None if annotations is None else annotations.tumour
+    annotations = _read_ground_truth(slide, reader, settings.classes)
     test = TissueTest(settings.min_saturation, settings.min_tissue)
+    grid = plan.coords()
     thumbnail = read_thumbnail(reader, plan)
-    overview = Overview(reader.levels[0], plan, None if thumbnail is None else thumbnail[0])
+    glass = Glass(thumbnail, grid, plan.side, test.min_saturation) if thumbnail and settings.skip_glass else None
+    overview = Overview(reader.levels[0], plan, None if thumbnail is None else thumbnail.image)
     stain = None if settings.stain is None else SlideStain(settings.stain)
     seen: Counter[str] = Counter()
     kept: list[int] = []
-    grid = plan.coords()
-    for tile in cut_tiles(reader, plan, test, settings.resize, thumbnail if settings.skip_glass else None):
+    for tile in cut_tiles(reader, plan, test, settings.resize, glass):
         seen[tile.verdict] += 1
         overview.add(tile.image, *grid[tile.number].tolist())
         if tile.verdict == "kept":
@@ -158,17 +167,27 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
                 stain.add(tile.image)
     counts = TileCounts(glass=len(grid) - seen.total(), **seen)
     if not kept:
-        raise SlideProblem(f"has no tissue: none of its {len(grid)} tiles is kept")
-    coords = grid[kept]
-    if stain is not None:  # its stains are known only now, so kept tiles are read once more
+        asked = f"a mean saturation of {test.min_saturation:g}"
+        asked += f" and {test.min_tissue:.0%} tissue" if test.min_tissue else ""
+        raise SlideProblem(f"has no tissue: none of its {len(grid)} tiles has {asked}")
+    order = np.argsort(kept)
+    coords = grid[kept][order]
+    if stain is None:
+        spool.arrange(order.tolist())
+    else:  # its stains are known only now, so kept tiles are read once more
         for x, y in coords.tolist():
             image = stain.normalise(read_tile(reader, plan, x, y, settings.resize))
             spool.append(encode_tile(image, settings.encoding, settings.quality))
-    notes = [*(annotations.notes if annotations is not None else ()), *([stain.note] if stain and stain.note else [])]
-    labels = _label_tiles(slide, tumour, coords, plan, settings.min_covered)
+    labels, doubts = _label_tiles(slide, annotations, coords, plan.side, settings.min_covered)
+    notes = [
+        *doubts,
+        *(annotations.notes if annotations is not None else ()),
+        *([stain.note] if stain and stain.note else []),
+        *([_MISLEADS] if glass and glass.misleads else []),
+    ]
     # while slides are being written the folder is not complete, so it must not look so
     (out / BAGS_FILE).unlink(missing_ok=True)
-    overview.save(overview_path(out, slide.bag_id), coords, tumour)
+    overview.save(overview_path(out, slide.bag_id), coords, None if annotations is None else annotations.tumour)
     write_tile_file(
         tile_path(out, slide.bag_id),
         spool,
@@ -184,39 +203,36 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
         attributes={
             _FINGERPRINT: fingerprint,
             _NOTES: json.dumps(notes),
+            _IDENTITY: reader.identity,
             "mpp_level0": mpp,
             "step_level0": plan.step,
             "annotation": "" if slide.annotation is None else str(slide.annotation),
             **{f"n_{name}": count for name, count in asdict(counts).items()},
         },
     )
-    return SlideResult(counts, notes=tuple(notes))
+    return SlideResult(counts, notes=tuple(notes), identity=reader.identity)
 
 
-def _read_annotations(slide: Slide, reader: SlideReader, classes: tuple[str, ...]) -> "Annotations | None":
-    """The annotated regions at level 0; None without annotation."""
+def _read_ground_truth(slide: Slide, reader: SlideReader, classes: tuple[str, ...]) -> "Annotations | None":
     if slide.annotation is None:
         return None
-    from its2clr.cohort.slides.annotations import read_annotations
+    from its2clr.cohort.slides.ground_truth import read_ground_truth
 
-    base = reader.levels[0]
-    try:
-        return read_annotations(slide.annotation, classes=classes or None, level0_size=(base.width, base.height))
-    except InputError as error:
-        raise SlideProblem(f"its annotation cannot be used: {error}") from error
+    return read_ground_truth(slide, reader.levels[0], classes)
 
 
 def _label_tiles(
-    slide: Slide, tumour: Any, coords: npt.NDArray[np.int64], plan: Plan, min_covered: float
-) -> npt.NDArray[np.int8] | None:
-    """Ground truth of tiles: 1 where enough is annotated, 0 where nothing is, -1 between."""
+    slide: Slide,
+    annotations: "Annotations | None",
+    coords: npt.NDArray[np.int64],
+    side: int,
+    min_covered: float,
+) -> tuple[npt.NDArray[np.int8] | None, tuple[str, ...]]:
     if slide.unannotated is None:
-        return None
-    if slide.annotation is None:
-        return np.full(len(coords), slide.unannotated, np.int8)
-    from its2clr.cohort.slides.annotations import covered_share, instance_labels
+        return None, ()
+    from its2clr.cohort.slides.ground_truth import label_tiles
 
-    return instance_labels(covered_share(tumour, coords, float(plan.side)), min_covered)
+    return label_tiles(slide, annotations, coords, side, min_covered)
 
 
 def _fingerprint(slide: Slide, settings: SlideSettings) -> str:

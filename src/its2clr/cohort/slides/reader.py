@@ -12,6 +12,7 @@ from PIL import Image
 _LARGEST_CACHE = 256 * 2**20
 _SMALLEST_CACHE = 32 * 2**20
 _OME = "<OME "
+_OTHER_COMPRESSION = "Unsupported TIFF compression"
 
 
 class SlideProblem(Exception):  # noqa: N818 - it is a row of problems.csv, not an error of the program
@@ -39,10 +40,12 @@ class SlideReader(Protocol):
     Attributes:
         levels: The resolutions, the finest first.
         mpp: Microns per pixel of level 0 in x and y as the file says, sane or not; None if it says nothing.
+        identity: The same for copies of one slide and for the files of one DICOM slide; "" if that is not known.
     """
 
     levels: tuple[Level, ...]
     mpp: tuple[float, float] | None
+    identity: str
 
     def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Image.Image:
         """Read an RGB region of a level; what the slide does not hold is white.
@@ -107,6 +110,8 @@ def _open_with_openslide(path: Path) -> "OpenSlideReader | None":
     except openslide.OpenSlideUnsupportedFormatError:
         return None
     except openslide.OpenSlideError as error:
+        if _OTHER_COMPRESSION in str(error):
+            return None
         raise SlideProblem(f"OpenSlide cannot open it: {error}") from error
     # To OpenSlide an OME-TIFF is a TIFF without pyramid and scale; tifffile reads both.
     if slide.properties.get("openslide.vendor") == "generic-tiff" and _OME in slide.properties.get(
@@ -127,6 +132,7 @@ class OpenSlideReader:
             for (width, height), downsample in zip(slide.level_dimensions, slide.level_downsamples, strict=True)
         )
         self.mpp = _openslide_mpp(slide.properties)
+        self.identity = str(slide.properties.get("openslide.quickhash-1", ""))
         self._use_cache()
 
     def _use_cache(self) -> None:

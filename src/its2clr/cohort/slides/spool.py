@@ -13,7 +13,8 @@ class Spool(Sequence[bytes]):
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = tempfile.TemporaryFile(dir=folder, prefix=".", suffix=".part")  # noqa: SIM115 - closed by __exit__
-        self._ends = [0]
+        self._end = 0
+        self._places: list[tuple[int, int]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -25,13 +26,18 @@ class Spool(Sequence[bytes]):
 
     def append(self, content: bytes) -> None:
         """Add one at the end."""
-        self._file.seek(self._ends[-1])
+        self._file.seek(self._end)
         self._file.write(content)
-        self._ends.append(self._ends[-1] + len(content))
+        self._places.append((self._end, len(content)))
+        self._end += len(content)
+
+    def arrange(self, order: Sequence[int]) -> None:
+        """Put them in another order: the one that is now `order[0]` comes first."""
+        self._places = [self._places[number] for number in order]
 
     def __len__(self) -> int:
         """How many were added."""
-        return len(self._ends) - 1
+        return len(self._places)
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...
@@ -41,8 +47,6 @@ class Spool(Sequence[bytes]):
         """Read one back, or several."""
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        start, end = self._ends[index % len(self)], self._ends[index % len(self) + 1]
+        start, size = self._places[index]
         self._file.seek(start)
-        return self._file.read(end - start)
+        return self._file.read(size)

@@ -1,5 +1,6 @@
 """Plain, pyramidal and OME-TIFF through tifffile, a region at a time: only the blocks it touches are decoded."""
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ _LARGEST_BLOCK = 2**30
 _PER_MICRON = {"nm": 1e-3, "um": 1.0, "µm": 1.0, "μm": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6}
 _MICRONS_PER_UNIT = {2: 25400.0, 3: 10000.0}  # ResolutionUnit inch and centimetre
 
+logging.getLogger("tifffile").addHandler(logging.NullHandler())  # what is wrong with a file, its problem says
+
 
 class _Block(NamedTuple):
     """A stored tile or strip: its number in the page, and where it lies."""
@@ -29,7 +32,12 @@ class _Block(NamedTuple):
 
 
 class TiffReader:
-    """A TIFF of 8-bit RGB (or grey) pixels, tiled or in strips, with or without pyramid."""
+    """A TIFF of 8-bit RGB (or grey) pixels, tiled or in strips, with or without pyramid.
+
+    Of several pictures in one file, such as slide, label and macro, the largest is the slide.
+    """
+
+    identity = ""
 
     def __init__(self, path: Path) -> None:
         import tifffile
@@ -37,11 +45,12 @@ class TiffReader:
         try:
             self._file = tifffile.TiffFile(path)
         except Exception as error:
-            raise SlideProblem(f"neither OpenSlide nor tifffile reads it: {_describe(error)}") from error
+            advice = "single images are packed with `its2clr cohort images`"
+            raise SlideProblem(f"neither OpenSlide nor tifffile reads it ({_describe(error)}); {advice}") from error
         try:
-            series = self._file.series[0]
+            number, series = _largest(self._file)
             self._planes = [_LevelPages(path, self._file, level) for level in series.levels]
-            self.mpp = _ome_mpp(self._file) or _tag_mpp(self._file)
+            self.mpp = _ome_mpp(self._file, number) or _tag_mpp(series.levels[0].keyframe)
         except SlideProblem:
             self.close()
             raise
@@ -181,14 +190,22 @@ def _to_rgb(pixels: npt.NDArray[np.uint8]) -> Image.Image:
     return over_white(image) if image.mode == "RGBA" else image
 
 
-def _ome_mpp(file: Any) -> tuple[float, float] | None:
+def _largest(file: Any) -> tuple[int, Any]:
+    """Number and series of the largest picture."""
+    if not len(file.series):
+        raise SlideProblem("is a damaged TIFF: it holds no picture; was it cut short?")
+    return max(enumerate(file.series), key=lambda one: (math.prod(one[1].shape), -one[0]))
+
+
+def _ome_mpp(file: Any, number: int) -> tuple[float, float] | None:
+    """What OME metadata say of the picture of this number."""
     import tifffile
 
     if not file.is_ome:
         return None
     with suppress(Exception):
-        image = tifffile.xml2dict(file.ome_metadata)["OME"]["Image"]
-        pixels = (image[0] if isinstance(image, list) else image)["Pixels"]
+        images = tifffile.xml2dict(file.ome_metadata)["OME"]["Image"]
+        pixels = (images[number] if isinstance(images, list) else images)["Pixels"]
         return (
             float(pixels["PhysicalSizeX"]) * _PER_MICRON[pixels.get("PhysicalSizeXUnit", "µm")],
             float(pixels["PhysicalSizeY"]) * _PER_MICRON[pixels.get("PhysicalSizeYUnit", "µm")],
@@ -196,8 +213,8 @@ def _ome_mpp(file: Any) -> tuple[float, float] | None:
     return None
 
 
-def _tag_mpp(file: Any) -> tuple[float, float] | None:
-    tags = file.pages[0].tags
+def _tag_mpp(page: Any) -> tuple[float, float] | None:
+    tags = page.tags
     try:
         microns = _MICRONS_PER_UNIT[int(tags["ResolutionUnit"].value)]
         across, down = (tags[name].value for name in ("XResolution", "YResolution"))

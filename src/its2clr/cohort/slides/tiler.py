@@ -16,8 +16,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from its2clr.cohort.image_files import FILTERS, Resize
+from its2clr.cohort.slides.glass import Glass, Thumbnail
 from its2clr.cohort.slides.reader import SlideProblem, SlideReader
-from its2clr.cohort.slides.tissue import TissueTest, Verdict, guess_glass
+from its2clr.cohort.slides.tissue import TissueTest, Verdict
 from its2clr.errors import InputError
 
 _MOST_TILES = 4_000_000
@@ -129,8 +130,11 @@ def read_tile(reader: SlideReader, plan: Plan, x: int, y: int, resize: Resize = 
     return image.resize((plan.tile_size, plan.tile_size), FILTERS[resize])
 
 
-def read_thumbnail(reader: SlideReader, plan: Plan) -> tuple[Image.Image, float] | None:
-    """The slide at its coarsest level that still shows each tile, with the downsample; None if reading costs much."""
+def read_thumbnail(reader: SlideReader, plan: Plan) -> Thumbnail | None:
+    """The slide at the finest level that is still quick to read; None if there is none that shows each tile.
+
+    The finest, since pyramids made by leaving out pixels show the less of a tile the coarser they are.
+    """
     limit = plan.side / _THUMBNAIL_PIXELS_PER_TILE
     gain = _THUMBNAIL_GAIN * reader.levels[plan.level].downsample
     fitting = [
@@ -140,9 +144,9 @@ def read_thumbnail(reader: SlideReader, plan: Plan) -> tuple[Image.Image, float]
     ]
     if not fitting:
         return None
-    downsample, number = max(fitting)
+    downsample, number = min(fitting)
     level = reader.levels[number]
-    return reader.read_region(0, 0, number, level.width, level.height), downsample
+    return Thumbnail(reader.read_region(0, 0, number, level.width, level.height), downsample)
 
 
 def cut_tiles(
@@ -150,25 +154,45 @@ def cut_tiles(
     plan: Plan,
     test: TissueTest,
     resize: Resize = "bilinear",
-    thumbnail: tuple[Image.Image, float] | None = None,
+    glass: Glass | None = None,
 ) -> Iterator[Tile]:
-    """Read and test the tiles of the grid, in order, passing over what the thumbnail shows to be glass.
+    """Read and test the tiles of the grid, passing over bare glass.
+
+    Each tile comes at most once. They come in the order of the grid, but for those taken for glass at first, which
+    come after, again in order.
 
     Args:
         reader: The slide.
         plan: Its grid.
         test: The full test.
         resize: How pixels are interpolated.
-        thumbnail: What `read_thumbnail` gave; every tile is read if None.
+        glass: What a coarse level says of the tiles of this grid; every tile is read if None.
     """
     coords = plan.coords()
-    numbers = np.arange(len(coords))
-    if thumbnail is not None:
-        guess = guess_glass(thumbnail[0], coords, plan.side, thumbnail[1], test.min_saturation)
-        checked = (read_tile(reader, plan, x, y, resize) for x, y in coords[guess.to_check].tolist())
-        if all(test.judge(image) != "kept" for image in checked):
-            numbers = np.flatnonzero(~guess.blank)
-    for number in numbers.tolist():
-        x, y = coords[number].tolist()
-        image = read_tile(reader, plan, x, y, resize)
-        yield Tile(number, image, test.judge(image))
+
+    def read(numbers: npt.NDArray[np.int64]) -> Iterator[Tile]:
+        for number in numbers.tolist():
+            x, y = coords[number].tolist()
+            image = read_tile(reader, plan, x, y, resize)
+            yield Tile(number, image, test.judge(image))
+
+    if glass is None:
+        yield from read(np.arange(len(coords)))
+        return
+    unread = glass.blank.copy()
+    kept: set[int] = set()
+
+    def compared(numbers: npt.NDArray[np.int64]) -> Iterator[Tile]:
+        unread[numbers] = False
+        for tile in read(numbers):
+            glass.compare(tile.number, tile.image, tile.verdict)
+            if tile.verdict == "kept":
+                kept.add(tile.number)
+            yield tile
+
+    yield from compared(np.union1d(np.flatnonzero(~glass.blank), glass.to_check))
+    if not glass.misleads:
+        beside = glass.beside(kept, plan.columns, plan.rows)
+        yield from compared(beside[unread[beside]])
+    if glass.misleads:
+        yield from read(np.flatnonzero(unread))
