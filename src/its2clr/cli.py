@@ -203,9 +203,7 @@ def correct(
     """
     from its2clr.pipeline import open_corrected
 
-    stages = open_corrected(run, corrections, out, encoder)
-    stages.fit()
-    _evaluate(stages)
+    _fit_and_evaluate(open_corrected(run, corrections, out, encoder))
 
 
 @app.command("end-to-end")
@@ -752,9 +750,12 @@ def _stages(cohort: Path | None, run: Path, recipe: str | None, settings: list[s
 
 
 def _fit(cohort: Path | None, run: Path, recipe: str | None, settings: list[str] | None) -> None:
+    _fit_and_evaluate(_stages(cohort, run, recipe, settings))
+
+
+def _fit_and_evaluate(stages: Any) -> None:
     from its2clr.results.report import reported
 
-    stages = _stages(cohort, run, recipe, settings)
     with reported(stages.run.path, stages.engine.say, enabled=stages.engine.is_writer):
         stages.fit()
         _evaluate(stages)

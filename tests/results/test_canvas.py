@@ -6,6 +6,7 @@ from PIL import Image
 
 from its2clr.cohort import Cohort
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
+from its2clr.cohort.slides.reader import SlideProblem
 from its2clr.cohort.tiles import decode
 from its2clr.results.canvas import open_canvas
 
@@ -67,3 +68,9 @@ def test_a_slide_that_went_away_leaves_its_tiles(slide_cohort):
     with open_canvas(tiles) as canvas:
         assert not canvas.is_slide
         assert canvas.read(0, 0, 64, 64, (32, 32)).size == (32, 32)
+
+
+def test_a_slide_that_fails_while_it_is_read_says_so(slide_cohort):
+    cohort, _ = slide_cohort
+    with pytest.raises(SlideProblem, match="torn"), open_canvas(cohort.tile_file("s0")):
+        raise SlideProblem("torn")

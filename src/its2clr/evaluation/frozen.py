@@ -27,6 +27,7 @@ from its2clr.evaluation.linear_probe import linear_probe, linear_probe_metrics
 from its2clr.evaluation.pseudo_labels import pseudo_label_quality
 from its2clr.evaluation.retrainings import summarise
 from its2clr.evaluation.separation import class_separation
+from its2clr.evaluation.witness_rate import estimate_witness_rate
 from its2clr.stages import ENCODERS, END_TO_END, REFINED, START, Stages
 
 
@@ -104,7 +105,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     scores = {pair: {name: predict(stages, *pair, part) for name, part in unlabelled.items()} for pair in pairs}
     own = run.config.aggregator.name
     refined = (REFINED, own) in pairs
-    health = _health(stages, scores[REFINED, own]["train"]) if refined else None
+    health = _health(stages, scores[REFINED, own]) if refined else None
     # Every model is frozen and every score written down: from here on test labels may be read.
     validation, test = cohort.split("val"), cohort.split("test")
     config = run.config.evaluation
@@ -300,15 +301,17 @@ def _rounds(stages: Stages, train: Cohort) -> list[dict[str, Any]]:
     return rounds
 
 
-def _health(stages: Stages, final: Scores) -> dict[str, Any]:
+def _health(stages: Stages, final: dict[str, Scores]) -> dict[str, Any]:
     """What bag labels alone can tell about the pseudo labels, per round and for the final models."""
     labels, offsets = stages.train.labels, stages.train.offsets
     tables = _round_tables(stages.run.path)
     probabilities = [table.filter(regex=r"^probability_\d+$").to_numpy().T for _, table in tables]
     thresholds = [found.get("threshold", stages.config.refine.threshold) for found, _ in tables]
     report = health_report(probabilities, labels, offsets, thresholds)
-    last = health_report([final.instances], labels, offsets, thresholds[-1:])
-    return {**report, "final": last["rounds"][0], "warnings": warnings_of(last)}
+    last = health_report([final["train"].instances], labels, offsets, thresholds[-1:])
+    of_bag = stages.validation.labels[stages.validation.bag_of_instance]
+    witness_rate = estimate_witness_rate(final["val"].instance_probability, of_bag)
+    return {**report, "final": last["rounds"][0], "witness_rate": witness_rate, "warnings": warnings_of(last)}
 
 
 def _write_predictions(run: Path, cohort: Cohort, scores: dict[tuple[str, str], dict[str, Scores]]) -> None:

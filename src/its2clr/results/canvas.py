@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -42,10 +42,11 @@ class Canvas(Protocol):
 @contextmanager
 def open_canvas(tiles: TileFile) -> Iterator[Canvas]:
     """The slide a bag was cut from if it can still be read, else the bag's tiles at their places."""
-    with suppress(SlideProblem), open_slide(Path(tiles.source)) as reader:
-        yield SlideCanvas(reader)
-        return
-    yield TileCanvas(tiles)
+    with ExitStack() as opened:
+        canvas: Canvas = TileCanvas(tiles)
+        with suppress(SlideProblem):
+            canvas = SlideCanvas(opened.enter_context(open_slide(Path(tiles.source))))
+        yield canvas
 
 
 class SlideCanvas:
