@@ -145,6 +145,8 @@ def health_checks(health: dict[str, Any]) -> list[Check]:
          "Always wrong, so this number is exact. If high: raise refine.threshold or train the aggregator longer."),
         ("Instances of positive bags scored positive", share, limits.POSITIVE_LIMIT, 1,
          "About the share of positives you expect. Near 100% the model may read the whole bag, not the instance."),
+        ("Instances of positive bags that are positive, estimated", health.get("witness_rate"), None, 1,
+         "From scores of the validation bags that negative bags do not have. Poor scores make it too small."),
         ("AUC of the bags' median instance", final["median_auc"], limits.MEDIAN_AUC_LIMIT if few else None, 1,
          ("With few positives the median instance should not tell the label (0.5). If it does, scores follow stain, "
          "scanner or patient: stronger colour views may help.")),
