@@ -24,6 +24,7 @@ from its2clr.errors import InputError
 from its2clr.evaluation.frozen import evaluate
 from its2clr.pipeline import open_run
 from its2clr.results import scoring
+from its2clr.results.canvas import open_canvas
 from its2clr.results.export import export_model
 from its2clr.results.model_file import join_model, load_model, save_model
 from its2clr.results.predict import predict
@@ -230,6 +231,21 @@ def test_a_manifest_gives_names_and_scales_and_its_labels_are_not_looked_at(slid
     truth, _ = expected(slide_run / "run")
     assert predicted.bags["bag_id"].tolist() == ["mine"]
     assert predicted.bags["probability"].tolist() == truth.query("bag_id == 'slide-9'")["probability"].tolist()
+
+
+def test_a_drawn_slide_as_a_file_gives_the_numbers_of_the_embedded_cohort(
+    model_file, evaluated_run, tiny_cohort, tmp_path
+):
+    tiles = Cohort.open(tiny_cohort).tile_file("slide_003")
+    with open_canvas(tiles) as canvas:
+        pixels = np.asarray(canvas.read(0, 0, *canvas.size, canvas.size))
+    write_pyramid(tmp_path / "slide_003.tiff", pixels, levels=2, mpp=1.0)
+    predict(model_file, tmp_path / "slide_003.tiff", tmp_path / "out", workers=1, quiet=True)
+    bags, instances = expected(evaluated_run)
+    assert read_bags(tmp_path / "out")["probability"][0] == bags.set_index("bag_id")["probability"]["slide_003"]
+    written = pd.read_parquet(tmp_path / "out" / "instances.parquet")
+    own = instances[instances["bag_id"] == "slide_003"]
+    assert written[["x", "y", "probability"]].to_numpy().tolist() == own[["x", "y", "probability"]].to_numpy().tolist()
 
 
 def picture(path, seed):
