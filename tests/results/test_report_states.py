@@ -167,6 +167,11 @@ def test_a_failed_training_leaves_a_report_that_says_why(run):
     page = Page((run / "report.html").read_text(encoding="utf-8"))
     assert "Why it stopped: refine: the loss is <b>not a number</b>" in page.text
     assert f"its2clr fit --out {run}" in page.text
+    with pytest.raises(KeyboardInterrupt), reported(run, said.append):
+        raise KeyboardInterrupt
+    assert "it was stopped from the keyboard" in read(run).text
+    os.utime(run / "metrics.jsonl", None)  # trained since
+    assert "Why it stopped" not in read(run).text
     with reported(run, said.append):
         assert not (run / "failure.json").exists()
     assert "Why it stopped" not in (run / "report.html").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from its2clr.stages import END_TO_END, REFINED
 
 FAILURE_FILE = "failure.json"
 """Why the last `fit` of a run ended early; removed when the next one starts."""
+BY_KEYBOARD = "it was stopped from the keyboard"
 FRESH_SECONDS = 120.0
 """A run that wrote something this recently may well be at work."""
 StateName = Literal["evaluated", "outdated", "trained", "going", "stopped", "failed", "begun"]
@@ -59,10 +60,10 @@ def state_of(run: Path, config: RunConfig, metrics: Sequence[dict[str, Any]]) ->
         words = f"Being trained now: {reached}. The report shows what there was when it was made."
         return State("going", words, f"its2clr report {folder}", None, stages)
     if (run / "results.json").is_file() and "evaluate" in stages:
-        return _evaluated(config, stages, error, folder)
+        return _evaluated(config, stages, folder)
     if error is not None or collapse is not None:
-        words = f"Stopped by an error: {reached}."
-        return State("failed", words, None if collapse else again, error or collapse, stages)
+        ended: StateName = "stopped" if error == BY_KEYBOARD else "failed"
+        return State(ended, f"Stopped early: {reached}.", None if collapse else again, error or collapse, stages)
     if {f"aggregate {REFINED}", f"aggregate {END_TO_END}"} & stages.keys():
         return State("trained", "Trained, not measured yet.", f"its2clr evaluate {folder}", None, stages)
     age = time.time() - last_written(run)
@@ -77,12 +78,12 @@ def state_of(run: Path, config: RunConfig, metrics: Sequence[dict[str, Any]]) ->
     return State(name, words, again, None, stages)
 
 
-def _evaluated(config: RunConfig, stages: dict[str, dict[str, Any]], error: str | None, folder: str) -> State:
+def _evaluated(config: RunConfig, stages: dict[str, dict[str, Any]], folder: str) -> State:
     missing = _trained_since(config, stages)
     if not missing:
-        return State("evaluated", "Trained and measured on the test bags.", None, error, stages)
+        return State("evaluated", "Trained and measured on the test bags.", None, None, stages)
     words = f"Measured on the test bags before this was trained: {', '.join(missing)}."
-    return State("outdated", words, f"its2clr evaluate {folder}", error, stages)
+    return State("outdated", words, f"its2clr evaluate {folder}", None, stages)
 
 
 def _training_command(metrics: Sequence[dict[str, Any]]) -> str:
@@ -110,14 +111,17 @@ def finished_stages(run: Path) -> dict[str, dict[str, Any]]:
 def note_failure(run: Path, error: BaseException) -> None:
     """Leave in the run why its training ended early."""
     stopped = isinstance(error, KeyboardInterrupt)
-    message = "stopped from the keyboard" if stopped else str(error) or type(error).__name__
+    message = BY_KEYBOARD if stopped else str(error) or type(error).__name__
     write_json(run / FAILURE_FILE, {"error": message, "when": datetime.now(UTC).isoformat(timespec="seconds")})
 
 
 def read_failure(run: Path) -> str | None:
-    """Why the run's training ended early, if that was noted."""
+    """Why the run's training ended early, if that was noted and nothing was trained since."""
+    note, metrics = run / FAILURE_FILE, run / "metrics.jsonl"
     try:
-        return str(read_json(run / FAILURE_FILE)["error"])
+        if metrics.is_file() and metrics.stat().st_mtime > note.stat().st_mtime:
+            return None
+        return str(read_json(note)["error"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

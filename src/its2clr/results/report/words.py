@@ -40,7 +40,7 @@ def headline(facts: RunFacts, decisions: dict[str, Decisions]) -> list[str]:
     first = (
         f"On {labels.size:,} test bags ({positive:,} positive, {negative:,} negative) that no training step saw, "
         f"{best.name} ranks bags with an AUC of {_with_interval(best.found, 'bag_auc')}: a positive bag gets a higher "
-        f"score than a negative one {best.found['bag_auc']:.0%} of the time (50% would be guessing)."
+        f"score than a negative one {best.found['bag_auc']:.1%} of the time (50% would be guessing)."
     )
     sentences = [first]
     if start is not None and refined is not None and "bag_auc" in start.found and "bag_auc" in refined.found:
