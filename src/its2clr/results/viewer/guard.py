@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import ipaddress
+import re
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
@@ -10,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:]+)(:\d*)?")
 _SAFETY = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -87,27 +89,25 @@ class Guard:
         if self._token is None:
             return False
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])
-        return any(_same(value, self._token) for value in given)
+        return any(_same(value.encode("utf-8", "replace"), self._token) for value in given)
 
     def _in_headers(self, headers: Headers) -> bool:
         assert self._token is not None
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and _same(credentials.strip(), self._token):
+        if scheme.lower() == "bearer" and _same(credentials.strip().encode("latin-1"), self._token):
             return True
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
         except CookieError:
             return False
-        return cookie is not None and _same(cookie.value, self._session)
+        return cookie is not None and _same(cookie.value.encode("utf-8", "replace"), self._session)
 
 
 def _host(headers: Headers) -> str:
-    """The name a request was sent to, without the port."""
-    host = headers.get("host", "")
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
+    """The name a request was sent to, without the port; empty if it is no name."""
+    found = _HOST.fullmatch(headers.get("host", ""))
+    return found["name"] if found else ""
 
 
-def _same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode("utf-8", "replace"))
+def _same(given: bytes, expected: str) -> bool:
+    return hmac.compare_digest(given, expected.encode("utf-8", "replace"))

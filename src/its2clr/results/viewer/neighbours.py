@@ -77,10 +77,12 @@ class Neighbours:
             {"bag": int(pool.bag[i]), "instance": int(pool.instance[i]), "similarity": float(similarity[i])}
             for i in nearest
         ]
-        part = "all" if len(pool.bag) == pool.instances_of else "evenly spaced"
-        searched = f"{part} {len(pool.bag):,} of {pool.instances_of:,} instances of {pool.bags:,} of {pool.bags_of:,}"
+        searched = f"all {len(pool.bag):,} instances of the {pool.bags_of:,} test bags"
+        if len(pool.bag) < pool.instances_of:
+            searched = f"{len(pool.bag):,} of {pool.instances_of:,} instances"
+            searched += f", evenly spaced in {pool.bags:,} of {pool.bags_of:,} test bags"
         own = ", this bag left out" if self._table.split[bag] == "test" else ""
-        return {"searched": f"{searched} test bags{own}", "found": found}
+        return {"searched": searched + own, "found": found}
 
     def _unit(self, encoder: str, bag: int) -> _Unit:
         with self._lock:

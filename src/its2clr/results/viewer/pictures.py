@@ -38,7 +38,7 @@ class Picture:
         self._canvas = canvas
         self._reading: AbstractContextManager[object] = nullcontext() if canvas.concurrent else threading.Lock()
         self._making_overview = threading.Lock()
-        self._costly = max(canvas.size) / canvas.coarsest > _LARGEST_READ
+        self._by_overview = not canvas.is_slide or max(canvas.size) / canvas.coarsest > _LARGEST_READ
         wanted = math.ceil(math.log2(max(canvas.size) / _OVERVIEW_SIDE))
         most = math.floor(math.log2(2 * _LARGEST_READ * canvas.coarsest / TILE))
         self._overview_factor = 1 << max(min(wanted, most), 0)
@@ -49,7 +49,7 @@ class Picture:
         if part is None:
             return None
         factor = self._overview_factor
-        if self._costly and self.zoom.factor(level) >= factor:
+        if self._by_overview and self.zoom.factor(level) >= factor:
             with self._making_overview:
                 overview = self._overview
             box = (part.x / factor, part.y / factor, (part.x + part.width) / factor, (part.y + part.height) / factor)
@@ -59,7 +59,10 @@ class Picture:
 
     @cached_property
     def _overview(self) -> Image.Image:
-        """The whole picture small, read block by block: a flat slide or thousands of tiles are decoded once only."""
+        """The whole picture small, read block by block: a flat slide or thousands of tiles are decoded once only.
+
+        Tiles that are put together where each is a pixel or less would leave gaps, too; here they do not.
+        """
         factor = self._overview_factor
         size = tuple(math.ceil(length / factor) for length in self.size)
         picture = Image.new("RGB", (size[0], size[1]), WHITE)

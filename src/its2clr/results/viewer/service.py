@@ -68,6 +68,7 @@ class Viewer:
             "splits": {split: table.split.count(split) for split in SPLITS if split in table.split},
             "n_bags": len(table),
             "n_instances": self.scores.cohort.n_instances,
+            "threshold": self.scores.config.refine.threshold,
             "has_truth": self.scores.cohort.has_instance_labels,
         }
 
