@@ -319,12 +319,13 @@ def test_hostile_names_are_only_names(hostile):
 @pytest.mark.parametrize(
     "path",
     [
-        "/etc/passwd", "/config.yaml", "/api", "/api/", "/api/bags/..%2f..%2fetc%2fpasswd", "/api/bags/../../etc/passwd",
-        "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static/../service.py", "/static//etc/passwd", "/static/",
-        "/static", "/static/..%5capp.py", "/static/%00", "/api/bags/-1", "/api/bags/14", "/api/bags/1.5", "/api/bags/0x1",
-        "/api/bags/" + "9" * 5000, "/api/bags/0/instances/9", "/api/bags/0/instances/-1", "/api/bags/0/instances/9/image",
-        "/api/bags/0/instances/99/neighbours", "/api/bags/0/tiles/99/0_0.jpg", "/api/bags/0/tiles/..%2f/0_0.jpg",
-        "/api/bags/0/tiles/0/0_0.png", "/api/bags/0/files/results.json", "/docs", "/redoc", "/openapi.json", "/run",
+        "/etc/passwd", "/config.yaml", "/api", "/api/", "/api/bags/..%2f..%2fetc%2fpasswd",
+        "/api/bags/../../etc/passwd", "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static/../service.py",
+        "/static//etc/passwd", "/static/", "/static", "/static/..%5capp.py", "/static/%00", "/api/bags/-1",
+        "/api/bags/14", "/api/bags/1.5", "/api/bags/0x1", "/api/bags/" + "9" * 5000, "/api/bags/0/instances/9",
+        "/api/bags/0/instances/-1", "/api/bags/0/instances/9/image", "/api/bags/0/instances/99/neighbours",
+        "/api/bags/0/tiles/99/0_0.jpg", "/api/bags/0/tiles/..%2f/0_0.jpg", "/api/bags/0/tiles/0/0_0.png",
+        "/api/bags/0/files/results.json", "/docs", "/redoc", "/openapi.json", "/run",
     ],
 )  # fmt: skip
 def test_what_is_not_of_the_run_is_not_there(hostile, path):

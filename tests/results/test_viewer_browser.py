@@ -18,8 +18,8 @@ from its2clr.results.viewer.service import Viewer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 OPTIONS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (Debian: apt-get install chromium)"),
@@ -117,6 +117,12 @@ def wait_for_bag(page, name):
     )
 
 
+def wait_for_text(page, selector, text):
+    page.wait_for_function(
+        "([selector, text]) => document.querySelector(selector)?.textContent === text", arg=[selector, text]
+    )
+
+
 def pixels(page, selector):
     """What a canvas shows: height, width, RGBA."""
     address = page.evaluate("selector => document.querySelector(selector).toDataURL('image/png')", selector)
@@ -184,7 +190,8 @@ def test_a_bag_is_chosen_with_the_mouse_and_its_heat_is_right(served, watched):
 def served_colours(page):
     return page.evaluate(
         "async () => { const {colour} = await import('/static/colours.js');"
-        " return Array.from({length: 256}, (_, n) => [1, 3, 5].map(i => parseInt(colour(n / 255).slice(i, i + 2), 16))); }"
+        " const part = (n, i) => parseInt(colour(n / 255).slice(i, i + 2), 16);"
+        " return Array.from({length: 256}, (_, n) => [1, 3, 5].map(i => part(n, i))); }"
     )
 
 
@@ -276,7 +283,7 @@ def test_heat_stays_on_its_tiles_at_every_zoom(hostile, watched):
             for _ in range(6):
                 page.keyboard.press("-")
         page.wait_for_timeout(900)  # the picture glides to its new place
-        picture, shown = pixels(page, "#picture canvas"), heat(page)
+        picture, shown = pixels(page, "#picture canvas")[::3, ::3], heat(page)[::3, ::3]
         distance = np.abs(picture[..., None, :3].astype(int) - np.array(colours, dtype=int)).sum(axis=-1)
         tile, sure = distance.argmin(axis=-1), (distance.min(axis=-1) < 12) & (picture[..., 3] == 255)
         assert sure.mean() > 0.02
@@ -298,9 +305,7 @@ def test_rounds_change_the_heat_and_mark_the_pseudo_labels(served, watched):
     seen = []
     for epoch in reversed(rounds):
         page.keyboard.press("[")
-        page.wait_for_function(
-            "e => document.getElementById('shown').textContent === `round after epoch ${e}`", arg=epoch
-        )
+        wait_for_text(page, "#shown", f"round after epoch {epoch}")
         seen.append(heat(page))
         assert pixels(page, "#marks").any()
         found = served.viewer.round_scores(number, epoch)
@@ -311,12 +316,12 @@ def test_rounds_change_the_heat_and_mark_the_pseudo_labels(served, watched):
     assert (seen[0] != seen[-1]).any()
     page.locator("#round").focus()
     page.keyboard.press("End")
-    page.wait_for_function("() => document.getElementById('round-text').textContent === 'final model'")
+    wait_for_text(page, "#round-text", "final model")
     np.testing.assert_array_equal(heat(page), final)
     page.locator("#round").blur()
     page.keyboard.press(" ")
     page.wait_for_function("() => document.getElementById('round-text').textContent.startsWith('after epoch 0')")
-    page.wait_for_function("() => document.getElementById('round-text').textContent === 'final model'")
+    wait_for_text(page, "#round-text", "final model")
 
 
 def test_rounds_of_a_test_bag_are_refused_with_the_reason(served, watched):
@@ -336,7 +341,7 @@ def test_a_clicked_instance_shows_tile_scores_and_neighbours(served, watched):
     wait_for_bag(page, name)
     bag = served.viewer.bag(number)
     page.mouse.click(*place_of(page, bag, 6))
-    page.wait_for_function("() => document.querySelector('#details h2')?.textContent === 'Instance 6'")
+    wait_for_text(page, "#details h2", "Instance 6")
     found = served.viewer.instance(number, 6)
     values = page.locator("#details .scores .value").all_inner_texts()
     assert values == [f"{one['probability']:.3f}" for one in found["models"]]
@@ -348,15 +353,13 @@ def test_a_clicked_instance_shows_tile_scores_and_neighbours(served, watched):
     other = near["across"]["found"][0]
     page.locator("#details .gallery").nth(1).locator("button").first.click()
     wait_for_bag(page, other["bag_id"])
-    page.wait_for_function(
-        "n => document.querySelector('#details h2')?.textContent === `Instance ${n}`", arg=other["instance"]
-    )
+    wait_for_text(page, "#details h2", f"Instance {other['instance']}")
     assert page.evaluate("location.hash").startswith(f"#bag={other['bag']}&instance={other['instance']}")
     page.keyboard.press("Escape")
-    page.wait_for_function("() => document.querySelector('#details h2')?.textContent === 'Bag'")
+    wait_for_text(page, "#details h2", "Bag")
     page.keyboard.press("n")
     best = int(np.argmax(served.viewer.scores.bag(other["bag_id"]).instances))
-    page.wait_for_function("n => document.querySelector('#details h2')?.textContent === `Instance ${n}`", arg=best)
+    wait_for_text(page, "#details h2", f"Instance {best}")
 
 
 def test_the_page_comes_back_as_it_was(served, watched):
@@ -371,7 +374,7 @@ def test_the_page_comes_back_as_it_was(served, watched):
     page.wait_for_load_state("networkidle")
     page.reload()
     wait_for_bag(page, name)
-    page.wait_for_function("() => document.querySelector('#details h2')?.textContent === 'Instance 3'")
+    wait_for_text(page, "#details h2", "Instance 3")
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
