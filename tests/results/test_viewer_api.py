@@ -297,6 +297,7 @@ def test_lists_are_searched_sorted_and_filtered(hostile, hostile_run):
     for parameters in ({"sort": "x"}, {"split": "x"}, {"page": -1}, {"page": "x"}):
         assert hostile.get("/api/bags", params=parameters).status_code == 422
     assert hostile.get("/api/bags", params={"model": "x"}).status_code == 404
+    assert hostile.get("/api/bags?model=its2clr+max&sort=score&descending=1").json()["rows"][0]["bag_id"] == by_score[0]
 
 
 def test_hostile_names_are_only_names(hostile):

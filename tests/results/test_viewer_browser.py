@@ -342,12 +342,12 @@ def test_a_clicked_instance_shows_tile_scores_and_neighbours(served, watched):
     bag = served.viewer.bag(number)
     page.mouse.click(*place_of(page, bag, 6))
     wait_for_text(page, "#details h2", "Instance 6")
+    page.wait_for_selector("#details .gallery button")
     found = served.viewer.instance(number, 6)
     values = page.locator("#details .scores .value").all_inner_texts()
     assert values == [f"{one['probability']:.3f}" for one in found["models"]]
     assert page.evaluate("() => document.querySelector('#details img.tile').naturalWidth") == bag["tile_size"]
     assert page.locator("#details .rounds tbody tr").count() == len(found["rounds"])
-    page.wait_for_selector("#details .gallery button")
     near = served.viewer.instance_neighbours(number, 6, served.viewer.model(None))
     assert page.locator("#details .gallery button").count() == len(near["within"]["found"] + near["across"]["found"])
     other = near["across"]["found"][0]
@@ -414,7 +414,7 @@ def test_hostile_names_are_shown_as_text(hostile, watched):
         wait_for_bag(page, name)
         page.keyboard.press("n")
         page.wait_for_function(
-            "name => document.querySelector('#details dl').textContent.includes(`${name} tile`)", arg=name
+            "name => document.querySelector('#details dl')?.textContent.includes(`${name} tile`)", arg=name
         )
         page.keyboard.press("Escape")
     page.fill("#search", "<script>")

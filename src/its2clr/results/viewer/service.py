@@ -90,9 +90,12 @@ class Viewer:
         """
         if key is None:
             return self.scores.best
-        if key not in self._models:
-            raise MissingError(f"no model {key!r}")
-        return self._models[key]
+        found = self._models.get(key) or self._models.get(
+            key.replace(" ", "+")
+        )  # a plain plus in an address is a blank
+        if found is None:
+            raise MissingError(f"no model {key!r}; there are {', '.join(self._models)}")
+        return found
 
     def bags(self, question: Question) -> dict[str, Any]:
         """One page of the list of bags."""
@@ -124,10 +127,9 @@ class Viewer:
         """Whether the rounds say anything about a bag, and if not, why."""
         split = self.table.split[number]
         if not self.rounds.epochs:
-            return {"available": False, "reason": "This run has no refinement rounds."}
+            return {"available": False, "reason": "this run has no refinement rounds"}
         if split != "train":
-            reason = f"This is a {split} bag; pseudo labels exist for training bags only."
-            return {"available": False, "reason": reason}
+            return {"available": False, "reason": f"{split} bag; rounds hold training bags only"}
         return {"available": True, "reason": ""}
 
     def bag_scores(self, number: int, model: Model) -> dict[str, Any]:

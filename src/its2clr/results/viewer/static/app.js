@@ -137,8 +137,12 @@ function redraw() {
   const count = `${overlay.shown().toLocaleString("en")} of ${state.bag.n_instances.toLocaleString("en")}`;
   byId("count").textContent = `${count} instances at ≥ ${number(overlay.threshold, 2)}`;
   byId("truth-key").hidden = !(overlay.showTruth && state.bag.truth?.includes(1));
-  byId("label-keys").hidden = round === null || !overlay.showLabels;
-  byId("no-labels").hidden = round !== null;
+  const marked = round !== null && state.bag.label === 1;
+  byId("label-keys").hidden = !marked || !overlay.showLabels;
+  byId("no-labels").hidden = marked;
+  byId("no-labels").textContent = round === null
+    ? "Pseudo labels are marked in the rounds of training bags."
+    : "Negative bag: every instance is known to be negative, and used as such.";
   if (round !== null) countLabels(overlay.scores);
   slide.draw();
 }

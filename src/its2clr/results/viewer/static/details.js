@@ -63,6 +63,10 @@ export class Details {
   async showInstance(bag, instance, model) {
     const asked = (this.asked += 1);
     this.box.setAttribute("aria-busy", "true");
+    const image = `api/bags/${bag.n}/instances/${instance}/image`;
+    this.box.replaceChildren(
+      ...this.instanceTitle(bag, { instance, image }), make("p", { className: "hint" }, "Reading the scores…"),
+    );
     const found = await ask(`api/bags/${bag.n}/instances/${instance}`);
     if (asked !== this.asked) return;
     const neighbours = make("div", {}, make("p", { className: "hint" }, "Searching…"));
@@ -73,10 +77,16 @@ export class Details {
     if (asked === this.asked) neighbours.replaceChildren(...this.neighbourParts(near));
   }
 
-  instanceParts(bag, found, model) {
+  instanceTitle(bag, { instance, image }) {
     const back = make("button", { className: "link", type: "button" }, "‹ bag");
     back.addEventListener("click", () => this.go(bag.n, null));
-    const picture = make("img", { className: "tile", src: found.image, alt: `tile of instance ${found.instance}` });
+    return [
+      make("div", { className: "title" }, make("h2", {}, `Instance ${instance}`), back),
+      make("img", { className: "tile", src: image, alt: `tile of instance ${instance}` }),
+    ];
+  }
+
+  instanceParts(bag, found, model) {
     const titles = new Map(this.run.models.map((one) => [one.key, one.title]));
     const place = `x ${found.x.toLocaleString("en")}, y ${found.y.toLocaleString("en")}`;
     const truth = found.truth === null ? [] : [["Ground truth", TRUTHS[found.truth]]];
@@ -84,8 +94,7 @@ export class Details {
       ? [make("h3", {}, "Rounds"), chart(found.rounds, this.run.rounds), roundTable(found.rounds)]
       : [];
     return [
-      make("div", { className: "title" }, make("h2", {}, `Instance ${found.instance}`), back),
-      picture,
+      ...this.instanceTitle(bag, found),
       facts([["Name", found.name], ["Place", `${place}, side ${found.side}`], ...truth]),
       make("h3", {}, "Instance probability"),
       this.scoreTable(

@@ -17,7 +17,7 @@ export class RoundSlider {
       this.tell();
     });
     byId("play").addEventListener("click", () => this.play());
-    this.allow(false, rounds.length ? "Choose a bag." : "This run has no refinement rounds.");
+    this.allow(false, rounds.length ? "choose a bag" : "this run has no refinement rounds");
   }
 
   /** The round shown; null: the final model. */
@@ -44,6 +44,7 @@ export class RoundSlider {
     if (!text && !round) text = "final model";
     if (!text) text = `after epoch ${round.epoch}${auc ? ` · validation AUC ${number(auc)}` : ""}`;
     byId("round-text").textContent = text;
+    byId("round-text").title = text;
     this.slider.setAttribute("aria-valuetext", text);
   }
 

@@ -31,6 +31,7 @@ export class Slide {
       placeholderFillStyle: null,
     });
     this.osd.navigator.element.hidden = true;
+    this.osd.canvas.after(overlay.heat, overlay.marks); // above the picture, below the navigator
     this.osd.addHandler("canvas-key", (event) => {
       event.preventDefaultAction = true; // the page has keys of its own; turning would part heat and picture
     });
@@ -59,6 +60,12 @@ export class Slide {
       this.osd.open(source);
     });
     this.bag = bag;
+    const loading = (full) => byId("stage").classList.toggle("loading", !full);
+    const item = this.item();
+    item?.addHandler("fully-loaded-change", (event) => {
+      if (item === this.item()) loading(event.fullyLoaded);
+    });
+    loading(!item || item.getFullyLoaded());
     this.osd.navigator.element.hidden = Math.max(bag.width, bag.height) < 1024;
     this.osd.viewport.goHome(true);
     this.draw();
