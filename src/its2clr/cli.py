@@ -208,7 +208,7 @@ def view(
 
     Example: `its2clr view runs/demo`
 
-    On a server, best through a tunnel: `ssh -L 8000:localhost:8000 server its2clr view runs/mine`. To be reached by
+    On a server, best through a tunnel: `ssh -t -L 8000:localhost:8000 server its2clr view runs/mine`. To be reached by
     others: `its2clr view runs/mine --host 0.0.0.0`; the address it prints holds a token, without which nobody gets in.
     """
     from its2clr.results.viewer.serve import serve

@@ -425,6 +425,32 @@ def test_hostile_names_are_shown_as_text(hostile, watched):
     assert all(url.startswith(hostile.address) for url in watched.asked)
 
 
+def test_a_late_answer_does_not_put_one_bag_under_the_name_of_another(hostile, watched):
+    page = watched.open(f"{hostile.address}?token=k")
+    first, second = (hostile.viewer.table.number[name] for name in sorted(HOSTILE)[:2])
+    waiting = []
+
+    def hold(route):
+        waiting.append(route)
+
+    page.route(f"**/api/bags/{first}/dzi", hold)
+    page.keyboard.press("j")
+    while not waiting:
+        page.wait_for_timeout(20)
+    page.keyboard.press("j")
+    wait_for_bag(page, sorted(HOSTILE)[1])
+    page.wait_for_timeout(500)  # its tiles are drawn
+    before = pixels(page, "#picture canvas")
+    waiting[0].continue_()
+    page.wait_for_timeout(500)  # time enough to do harm
+    shown = pixels(page, "#picture canvas")
+    np.testing.assert_array_equal(shown, before)
+    expected = decode(hostile.viewer.instance_image(second, 4)[0])[0, 0]
+    middle = shown[shown.shape[0] // 2, shown.shape[1] // 2, :3]
+    assert np.abs(middle.astype(int) - expected).max() < 8
+    assert page.inner_text("#heading h1") == sorted(HOSTILE)[1]
+
+
 def test_trouble_is_said_on_the_page(hostile, browser):
     watched = Watched(browser)
     page = watched.open(f"{hostile.address}?token=k")

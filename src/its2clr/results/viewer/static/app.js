@@ -77,7 +77,10 @@ function choose(instance, { near = false } = {}) {
     details.showInstance(state.bag, instance, state.model).catch(fail);
     if (near) slide.show(instance);
   } else {
-    scores().then((found) => details.showBag(state.bag, found, state.model, shownName())).catch(fail);
+    const { bag } = state;
+    scores().then((found) => {
+      if (bag === state.bag && state.instance === null) details.showBag(bag, found, state.model, shownName());
+    }).catch(fail);
   }
   slide.draw();
   address();
@@ -86,11 +89,11 @@ function choose(instance, { near = false } = {}) {
 /** Something about what is shown changed: round or model. */
 async function rescore({ again = false } = {}) {
   if (!state.bag) return;
-  const bag = state.bag;
+  const { bag, model } = state;
   const epoch = rounds.epoch();
   try {
     const found = await scores();
-    if (bag !== state.bag || epoch !== rounds.epoch()) return;
+    if (bag !== state.bag || model !== state.model || epoch !== rounds.epoch()) return;
     overlay.setScores(found);
     heading();
     redraw();

@@ -12,6 +12,7 @@ export class Slide {
     this.overlay = overlay;
     this.bag = null;
     this.smooth = true;
+    this.asked = 0;
     standInForStyle();
     this.osd = window.OpenSeadragon({
       element: byId("picture"),
@@ -53,12 +54,15 @@ export class Slide {
   }
 
   async open(bag) {
+    const asked = (this.asked += 1);
     const source = await ask(`api/bags/${bag.n}/dzi`);
+    if (asked !== this.asked) return; // a later bag was opened meanwhile: its picture must not be replaced
     await new Promise((resolve) => {
       this.osd.addOnceHandler("open", resolve);
       this.osd.addOnceHandler("open-failed", resolve);
       this.osd.open(source);
     });
+    if (asked !== this.asked) return;
     this.bag = bag;
     const loading = (full) => byId("stage").classList.toggle("loading", !full);
     const item = this.item();
