@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint types docs lock clean
+.PHONY: setup demo test lint types browser docs lock clean
 
 setup: $(READY)
 
@@ -22,8 +22,14 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10
+
+browser: ## Chromium for the tests of the viewer, where it can be had; they are skipped where it cannot
+	@command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 \
+	       && { apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null 2>&1; } \
+	  || echo "no chromium here and none could be installed: the browser tests of the viewer are skipped"
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict

@@ -230,6 +230,41 @@ def evaluate(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> N
 
 
 @app.command()
+def view(
+    run: Annotated[Path, typer.Argument(help="Folder of an evaluated run.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; any but this machine's own needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(help="What a browser must show; default: none here, a new one for other hosts.")
+    ] = None,
+    open_browser: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Open a browser; default: where there is a screen.")
+    ] = None,
+) -> None:
+    """Walk through a run in the browser: bags with scores, slides with heat, rounds, instances and their neighbours.
+
+    Nothing leaves this machine, and no network is needed. Press ? in the browser for the keys.
+
+    Example: `its2clr view runs/demo`
+
+    On a server, best through a tunnel: `ssh -t -L 8000:localhost:8000 server its2clr view runs/mine`. To be reached by
+    others: `its2clr view runs/mine --host 0.0.0.0`; the address it prints holds a token, without which nobody gets in.
+    """
+    from its2clr.results.viewer.serve import serve
+
+    serve(
+        run,
+        host=host,
+        port=port,
+        token=token,
+        open_browser=open_browser,
+        say=lambda text: console.print(text, markup=False, soft_wrap=True),
+    )
+
+
+@app.command()
 def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME...", help="Labels as in the paper's source, or `all`.")

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from its2clr.cohort.slides.reader import SlideProblem, SlideReader, open_slide
+from its2clr.cohort.slides.reader import OpenSlideReader, SlideProblem, SlideReader, open_slide
 from its2clr.cohort.tiles import TileFile, decode
 
 WHITE = (255, 255, 255)
@@ -21,10 +21,14 @@ class Canvas(Protocol):
     Attributes:
         size: Width and height at level 0.
         is_slide: Whether it is the slide itself, not its kept tiles.
+        coarsest: Level-0 pixels per pixel of the coarsest stored picture: what a coarser one has to be made from.
+        concurrent: Whether several threads may read at once.
     """
 
     size: tuple[int, int]
     is_slide: bool
+    coarsest: float
+    concurrent: bool
 
     def read(self, x: int, y: int, width: int, height: int, out: tuple[int, int]) -> Image.Image:
         """Read a part as RGB; what lies outside the picture is white.
@@ -57,6 +61,8 @@ class SlideCanvas:
     def __init__(self, reader: SlideReader) -> None:
         self._reader = reader
         self.size = (reader.levels[0].width, reader.levels[0].height)
+        self.coarsest = max(level.downsample for level in reader.levels)
+        self.concurrent = isinstance(reader, OpenSlideReader)
 
     def read(self, x: int, y: int, width: int, height: int, out: tuple[int, int]) -> Image.Image:
         """Read a part; see `Canvas`."""
@@ -72,6 +78,8 @@ class TileCanvas:
     """Puts the kept tiles of a bag at their places, on white."""
 
     is_slide = False
+    coarsest = 1.0
+    concurrent = True
 
     def __init__(self, tiles: TileFile) -> None:
         self._tiles = tiles

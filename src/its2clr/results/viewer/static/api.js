@@ -1,0 +1,20 @@
+// Asking the server.
+
+/** Get JSON; an error carries the server's own words. */
+export async function ask(path, parameters = {}) {
+  const search = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    if (value !== null && value !== undefined && value !== "") search.set(name, value);
+  }
+  const text = search.toString();
+  let answer;
+  try {
+    answer = await fetch(text ? `${path}?${text}` : path);
+  } catch {
+    throw new Error("The viewer does not answer. Is `its2clr view` still running?");
+  }
+  if (answer.ok) return answer.json();
+  if (answer.status === 401) throw new Error("The token is missing or wrong: open the address `its2clr view` printed.");
+  const detail = await answer.json().then((found) => found.detail, () => answer.statusText);
+  throw new Error(detail);
+}
