@@ -187,12 +187,13 @@ def test_an_honest_pyramid_is_believed(tmp_path):
             assert kept_tiles(slide, plan)[1] < 0.3 * plan.rows * plan.columns
 
 
-def test_glass_beside_kept_tiles():
+@pytest.mark.parametrize(("kept", "beside"), [(0, [0, 1, 5, 6]), (9, [3, 4, 8, 9, 13, 14]), (None, [])])
+def test_glass_beside_kept_tiles(kept, beside):
     glass = Glass(Thumbnail(Image.new("RGB", (40, 30), (250, 250, 250)), 8.0), grid(5, 4, 64), 64, 30.0)
     assert glass.blank.all()
-    assert glass.beside({0}, 5, 4).tolist() == [0, 1, 5, 6]
-    assert glass.beside({9}, 5, 4).tolist() == [3, 4, 8, 9, 13, 14]
-    assert glass.beside(set(), 5, 4).tolist() == []
+    if kept is not None:
+        glass.compare(kept, Image.new("RGB", (64, 64), (190, 110, 170)), "kept")
+    assert np.flatnonzero([glass.beside(row, 5) for row in range(4)]).tolist() == beside
 
 
 def grid(columns, rows, step):

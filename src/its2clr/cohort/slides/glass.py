@@ -11,7 +11,6 @@ otherwise, the coarse level misleads, and every tile is read. What can still be 
 lacks and that touches no tissue it shows, if none of it is among the tiles to check.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +29,7 @@ _SPREAD, _SPREAD_SHARE = 32, 1 / 32
 _UNLIKE_GLASS = 10
 _UNLIKE_TISSUE = 48
 _MOST_UNLIKE = 0.1
+_FIRST_SEEN, _EVERY = 16, 7
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +71,15 @@ class Glass:
         highest = _highest_saturation(thumbnail, coords, side, min_saturation)
         self.blank: npt.NDArray[np.bool_] = highest < min_saturation
         self.to_check = _choose(np.flatnonzero(self.blank), highest)
+        self._kept = np.zeros(len(coords), bool)
         self._caught = False
         self._seen = self._unlike = 0
 
     def compare(self, number: int, image: Image.Image, verdict: Verdict) -> None:
-        """Lay a tile that was read beside what the coarse level shows there."""
+        """Lay a tile that was read beside what the coarse level shows there; of those not taken for glass, a sample."""
+        self._kept[number] = verdict == "kept"
+        if not (self.blank[number] or self._seen < _FIRST_SEEN or number % _EVERY == 0):
+            return
         x, y = self._coords[number].tolist()
         shown = self._thumbnail.colour(x, y, self._side)
         difference = float(np.abs(shown - _mean_colour(image, (0, 0, *image.size))).max())
@@ -90,14 +94,14 @@ class Glass:
         """Whether what was read so far shows that the coarse level cannot be believed."""
         return self._caught or self._unlike > _MOST_UNLIKE * self._seen
 
-    def beside(self, kept: Collection[int], columns: int, rows: int) -> npt.NDArray[np.int64]:
-        """The tiles taken for glass that touch a kept one, corners included."""
-        grid = np.zeros((rows + 2, columns + 2), bool)
-        row, column = np.divmod(np.array(sorted(kept), np.int64), columns)
-        for down in range(3):
-            for across in range(3):
-                grid[row + down, column + across] = True
-        return np.flatnonzero(grid[1:-1, 1:-1].ravel() & self.blank)
+    def beside(self, row: int, columns: int) -> npt.NDArray[np.bool_]:
+        """(columns,) which tiles of a row are taken for glass but touch a kept one, corners included."""
+        kept: npt.NDArray[np.bool_] = np.any(self._kept.reshape(-1, columns)[max(row - 1, 0) : row + 2], axis=0)
+        near: npt.NDArray[np.bool_] = kept.copy()
+        near[1:] |= kept[:-1]
+        near[:-1] |= kept[1:]
+        near &= self.blank.reshape(-1, columns)[row]
+        return near
 
 
 def _choose(blank: npt.NDArray[np.int64], highest: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
@@ -157,5 +161,7 @@ def _tile_means(
 
 
 def _mean_colour(image: Image.Image, box: tuple[float, float, float, float]) -> npt.NDArray[np.float64]:
-    mean = np.asarray(image.resize((1, 1), Image.Resampling.BOX, box=box), dtype=np.float64)  # (1, 1, 3)
-    return mean.reshape(3)
+    """Mean red, green and blue of 16 x 16 pixels spread over a part of an image: all of them would cost time."""
+    sample = np.asarray(image.resize((16, 16), Image.Resampling.NEAREST, box=box))  # (16, 16, 3)
+    mean: npt.NDArray[np.float64] = sample.reshape(-1, 3).mean(axis=0)
+    return mean

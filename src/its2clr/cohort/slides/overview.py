@@ -26,26 +26,24 @@ def overview_path(folder: Path, bag_id: str) -> Path:
 
 
 class Overview:
-    """The slide, small: its thumbnail, with the tiles painted over it as they are read.
-
-    The tiles are painted even so, for a coarse level may be white or of another picture.
-    """
+    """The slide, small: its thumbnail, or painted from the tiles as they are read."""
 
     def __init__(self, base: Level, plan: Plan, thumbnail: Image.Image | None) -> None:
         self._scale = min(1.0, _LARGEST_SIDE / max(base.width, base.height))  # canvas pixels per level-0 pixel
         size = (max(1, round(base.width * self._scale)), max(1, round(base.height * self._scale)))
         self._side = plan.side
-        self._canvas = (
-            Image.new("RGB", size, (255, 255, 255))
-            if thumbnail is None
-            else thumbnail.resize(size, Image.Resampling.BILINEAR)
-        )
+        self._painted = Image.new("RGB", size, (255, 255, 255))
+        self._thumbnail = None if thumbnail is None else thumbnail.resize(size, Image.Resampling.BILINEAR)
 
     def add(self, image: Image.Image, x: int, y: int) -> None:
         """Paint a tile that was read."""
         left, top, right, bottom = self._box(x, y)
-        small = image.resize((max(1, right - left), max(1, bottom - top)), Image.Resampling.BOX)
-        self._canvas.paste(small, (left, top))
+        small = image.resize((max(1, right - left), max(1, bottom - top)), Image.Resampling.NEAREST)
+        self._painted.paste(small, (left, top))
+
+    def distrust(self) -> None:
+        """Show the tiles that were read instead of the thumbnail: it is not of this slide."""
+        self._thumbnail = None
 
     def _box(self, x: int, y: int) -> tuple[int, int, int, int]:
         scale, side = self._scale, self._side
@@ -59,11 +57,12 @@ class Overview:
             kept: (N, 2) x, y of the kept tiles at level 0.
             tumour: shapely geometry of the annotated regions at level 0.
         """
+        canvas = self._thumbnail or self._painted
         boxes = [self._box(x, y) for x, y in kept.tolist()]
-        shown = Image.new("L", self._canvas.size, round(255 * _VEIL))
+        shown = Image.new("L", canvas.size, round(255 * _VEIL))
         for box in boxes:
             shown.paste(0, box)
-        picture = Image.composite(Image.new("RGB", shown.size, (255, 255, 255)), self._canvas, shown)
+        picture = Image.composite(Image.new("RGB", shown.size, (255, 255, 255)), canvas, shown)
         draw = ImageDraw.Draw(picture)
         if self._side * self._scale >= 6:
             for left, top, right, bottom in boxes:

@@ -183,8 +183,10 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
         *doubts,
         *(annotations.notes if annotations is not None else ()),
         *([stain.note] if stain and stain.note else []),
-        *([_MISLEADS] if glass and glass.misleads else []),
     ]
+    if glass and glass.misleads:
+        notes.append(_MISLEADS)
+        overview.distrust()
     # while slides are being written the folder is not complete, so it must not look so
     (out / BAGS_FILE).unlink(missing_ok=True)
     overview.save(overview_path(out, slide.bag_id), coords, None if annotations is None else annotations.tumour)

@@ -26,6 +26,7 @@ _COARSEST = 1.25
 _LEVEL_SLACK = 1.01
 _THUMBNAIL_PIXELS = 8_000_000
 _THUMBNAIL_PIXELS_PER_TILE = 4
+_THUMBNAIL_PIXELS_ENOUGH = 16
 _THUMBNAIL_GAIN = 4
 
 
@@ -131,20 +132,21 @@ def read_tile(reader: SlideReader, plan: Plan, x: int, y: int, resize: Resize = 
 
 
 def read_thumbnail(reader: SlideReader, plan: Plan) -> Thumbnail | None:
-    """The slide at the finest level that is still quick to read; None if there is none that shows each tile.
+    """The slide at a coarse level that shows each tile well, or else as well as can be read quickly; None if none does.
 
-    The finest, since pyramids made by leaving out pixels show the less of a tile the coarser they are.
+    Well, since pyramids made by leaving out pixels show the less of a tile the coarser they are.
     """
     limit = plan.side / _THUMBNAIL_PIXELS_PER_TILE
     gain = _THUMBNAIL_GAIN * reader.levels[plan.level].downsample
-    fitting = [
+    fitting = sorted(
         (one.downsample, number)
         for number, one in enumerate(reader.levels)
         if gain <= one.downsample <= limit and one.width * one.height <= _THUMBNAIL_PIXELS
-    ]
+    )
     if not fitting:
         return None
-    downsample, number = min(fitting)
+    well = [one for one in fitting if one[0] <= plan.side / _THUMBNAIL_PIXELS_ENOUGH]
+    downsample, number = well[-1] if well else fitting[0]
     level = reader.levels[number]
     return Thumbnail(reader.read_region(0, 0, number, level.width, level.height), downsample)
 
@@ -158,8 +160,9 @@ def cut_tiles(
 ) -> Iterator[Tile]:
     """Read and test the tiles of the grid, passing over bare glass.
 
-    Each tile comes at most once. They come in the order of the grid, but for those taken for glass at first, which
-    come after, again in order.
+    Each tile comes at most once. Those taken for glass that touch a kept tile come a row later, so that what the
+    reader holds of their place is not decoded again, and those that are read because the coarse level misleads come
+    last; all others come in the order of the grid.
 
     Args:
         reader: The slide.
@@ -179,20 +182,21 @@ def cut_tiles(
     if glass is None:
         yield from read(np.arange(len(coords)))
         return
-    unread = glass.blank.copy()
-    kept: set[int] = set()
+    unread = np.ones((plan.rows, plan.columns), bool)
 
-    def compared(numbers: npt.NDArray[np.int64]) -> Iterator[Tile]:
-        unread[numbers] = False
+    def compared(row: int, chosen: npt.NDArray[np.bool_]) -> Iterator[Tile]:
+        numbers = np.flatnonzero(chosen & unread[row]) + row * plan.columns
+        unread[row] &= ~chosen
         for tile in read(numbers):
             glass.compare(tile.number, tile.image, tile.verdict)
-            if tile.verdict == "kept":
-                kept.add(tile.number)
             yield tile
 
-    yield from compared(np.union1d(np.flatnonzero(~glass.blank), glass.to_check))
-    if not glass.misleads:
-        beside = glass.beside(kept, plan.columns, plan.rows)
-        yield from compared(beside[unread[beside]])
+    sure = (~glass.blank).reshape(plan.rows, plan.columns)
+    sure.flat[glass.to_check] = True
+    for row in range(plan.rows):
+        yield from compared(row, sure[row])
+        if row:
+            yield from compared(row - 1, glass.beside(row - 1, plan.columns))
+    yield from compared(plan.rows - 1, glass.beside(plan.rows - 1, plan.columns))
     if glass.misleads:
         yield from read(np.flatnonzero(unread))
