@@ -21,7 +21,6 @@ LEAST_SHARE = 0.5
 UNKNOWN = -1
 """An instance that nobody marked."""
 FILE = "corrections.csv"
-_LISTED = 10
 
 Trusted = NDArray[np.int8]
 
@@ -59,9 +58,9 @@ def read_corrections(folder: Path, train: Cohort, say: Callable[[str], None]) ->
     """Read a folder of corrections; see `trusted_instances`."""
     if not folder.is_dir():
         raise InputError(f"refine.corrections: {folder} is no folder; give one with a GeoJSON file per corrected bag")
-    files = {path.stem: path for path in sorted([*folder.glob("*.geojson"), *folder.glob("*.json")])}
+    files = {path.stem: path for path in sorted(folder.glob("*.geojson"))}
     trusted = np.full(train.n_instances, UNKNOWN, np.int8)
-    offsets, used, corrected = train.offsets(), set(), 0
+    offsets, used = train.offsets(), set()
     for number, (bag_id, label) in enumerate(zip(train.bags["bag_id"], train.bags["label"], strict=True)):
         path = files.get(quote(bag_id, safe="")) or files.get(bag_id)
         if path is None:
@@ -74,23 +73,15 @@ def read_corrections(folder: Path, train: Cohort, say: Callable[[str], None]) ->
                 "negative; correct the label in the manifest, or the marks"
             )
         trusted[offsets[number] : offsets[number + 1]] = found
-        corrected += bool((found != UNKNOWN).any())
-    others = sorted(path.name for path in files.values() if path not in used)
-    listed = ", ".join(others[:_LISTED]) + (f" and {len(others) - _LISTED} more" if len(others) > _LISTED else "")
     if not used:
         raise InputError(
-            f"refine.corrections: {folder} holds no GeoJSON file named like a training bag "
-            f"({train.bags['bag_id'].iloc[0]}.geojson, for example), but {listed or 'none at all'}; only training bags "
-            "can be corrected: `its2clr geojson RUN --split train` exports them"
+            f"refine.corrections: {folder} holds no GeoJSON file that is named like a training bag "
+            f"({train.bags['bag_id'].iloc[0]}.geojson, for example)"
         )
-    if not corrected:
-        raise InputError(
-            f"refine.corrections: nothing is marked in the {len(used)} files of {folder}: give at least half of a tile "
-            f"the class {POSITIVE!r} or {NEGATIVE!r}"
-        )
+    others = len(files) - len(used)
     say(
         f"corrections: {int((trusted == 1).sum())} tiles positive and {int((trusted == 0).sum())} negative in "
-        f"{corrected} training bags" + (f"; not used, not named like a training bag: {listed}" if others else "")
+        f"{len(used)} training bags" + (f"; {others} files are not of training bags, not used" if others else "")
     )
     return trusted
 
