@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from its2clr import __version__
-from its2clr.errors import Its2clrError
+from its2clr.errors import InputError, Its2clrError
 
 app = typer.Typer(
     name="its2clr",
@@ -436,7 +436,7 @@ def map_(
     source = open_source(run)
     chosen = source.choose_bags(bags, split, limit)
     shown = models_beside(source, source.choose_models(models), beside or [])
-    folder = out or run / "maps"
+    folder = _folder(out or run / "maps")
     with ProgressBar(console=console).start("map", len(chosen), "bags") as progress:
         sheet = write_maps(source, chosen, shown, folder, threshold=threshold, longest=longest, progress=progress.reach)
     console.print(f"{len(chosen)} bags in {sheet.parent / 'bags'}, at a glance: {sheet}", markup=False, soft_wrap=True)
@@ -475,7 +475,7 @@ def geojson(
     source = open_source(run)
     chosen = source.choose_bags(bags, split, limit)
     shown = source.choose_models(models) if models else source.best_first
-    folder = out or run / "geojson"
+    folder = _folder(out or run / "geojson")
     with ProgressBar(console=console).start("geojson", len(chosen), "bags") as progress:
         write_geojsons(source, chosen, shown, folder, threshold=threshold, only=only, progress=progress.reach)
     console.print(f"{len(chosen)} files in {folder}", markup=False, soft_wrap=True)
@@ -776,6 +776,12 @@ def _draw_synthetic(
         f"{summary.folder}: {summary.bags} bags ({summary.positive_bags} positive), {summary.instances} tiles",
         soft_wrap=True,
     )
+
+
+def _folder(path: Path) -> Path:
+    if path.is_file():
+        raise InputError(f"{path}: is a file; give a folder")
+    return path
 
 
 def _stages(cohort: Path | None, run: Path, recipe: str | None, settings: list[str] | None) -> Any:

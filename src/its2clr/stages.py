@@ -82,6 +82,14 @@ class Stages:
         """Validation bags, decoded once."""
         return Bags(self.cohort.split("val"), self.engine)
 
+    @cached_property
+    def trusted(self) -> NDArray[np.int8] | None:
+        """What a person marked of the training instances, where the settings name corrections; see `corrections`."""
+        if self.config.refine.corrections is None:
+            return None
+        folder, train = Path(self.config.refine.corrections), self.cohort.split("train")
+        return self.engine.on_writer(lambda: trusted_instances(folder, train, self.run.path, self.engine.say))
+
     def pretrain(self) -> None:
         """Self-supervised start of the encoder, on the training tiles; or the start that the settings name."""
         if self._skip("pretrain"):
@@ -115,7 +123,7 @@ class Stages:
                 self.run,
                 self.config.seed,
                 self._instance_labels(),
-                self._trusted_instances(),
+                self.trusted,
             )
         self._mark_done("refine", epochs=self.config.refine.epochs)
         remove_candidates(self.run)
@@ -210,6 +218,7 @@ class Stages:
 
     def fit(self) -> None:
         """Every stage of training, in order; a reader of its own is trained on both encoders too."""
+        _ = self.trusted  # what is wrong with corrections should not wait
         self.pretrain()
         names = (None, *self._readers())
         for name in names:
@@ -292,12 +301,6 @@ class Stages:
         if (labels < 0).any():
             raise InputError("refine.labels=ground_truth needs the label of every training instance, some are unknown")
         return labels.astype(np.float32)
-
-    def _trusted_instances(self) -> NDArray[np.int8] | None:
-        folder = None if self.config.refine.corrections is None else Path(self.config.refine.corrections)
-        return self.engine.on_writer(
-            lambda: trusted_instances(folder, self.cohort.split("train"), self.run.path, self.engine.say)
-        )
 
     def _fresh_network(self) -> EmbeddingNetwork:
         with torch.random.fork_rng(devices=[]):

@@ -76,7 +76,6 @@ def test_a_run_goes_on_with_what_it_began_with(train, tmp_path):
     assert (began >= 0).sum() == 1
     write(folder, bag_id, squares(tiles.coords[[6]].tolist(), tiles.tile_size_level0, "Confirmed positive"))
     np.testing.assert_array_equal(trusted_instances(folder, train, run, lambda _: None), began)
-    assert trusted_instances(None, train, run, lambda _: None) is None
 
 
 def test_contradictions_are_said(train, tmp_path):
@@ -91,8 +90,11 @@ def test_contradictions_are_said(train, tmp_path):
     with pytest.raises(InputError, match="marked as both"):
         read_corrections(tmp_path / "b", train, lambda _: None)
     write(tmp_path / "c", "someone-else", squares(place, side, "Confirmed negative"))
-    with pytest.raises(InputError, match="no GeoJSON file that is named like a training bag"):
+    with pytest.raises(InputError, match=r"no GeoJSON file named like a training bag.*someone-else.geojson"):
         read_corrections(tmp_path / "c", train, lambda _: None)
+    write(tmp_path / "e", bag_id, squares(place, side, "Confirm negative"))
+    with pytest.raises(InputError, match="nothing is marked in the 1 files"):
+        read_corrections(tmp_path / "e", train, lambda _: None)
     with pytest.raises(InputError, match="is no folder"):
         read_corrections(tmp_path / "d", train, lambda _: None)
 
@@ -105,7 +107,7 @@ def test_corrections_of_test_bags_are_not_used(train, tiny_cohort, tmp_path):
     write(tmp_path, other, marks)
     said = []
     assert (read_corrections(tmp_path, train, said.append) >= 0).sum() == 1
-    assert "1 files are not of training bags, not used" in said[0]
+    assert f"not used, not named like a training bag: {other}.geojson" in said[0]
 
 
 @pytest.mark.parametrize("ratio", [0.2, 1.0])
@@ -150,6 +152,13 @@ def test_a_run_is_refined_again_with_corrections(evaluated_run, tmp_path):
     assert (known["pseudo_label"] == known["trusted"]).all()
     assert (known.loc[known["trusted"] == 1, "selected"] == 1).all()
     assert not (known.loc[known["trusted"] == 0, "selected"] == 1).any()
+    report = (out / "report.html").read_text()
+    assert "A person marked" in report
+    assert "Refined before + dsmil" in report
+    assert "SimCLR + dsmil" not in report
+    wrong = CliRunner().invoke(app, [*command[:2], str(tmp_path / "nowhere"), "--out", str(tmp_path / "other")])
+    assert isinstance(wrong.exception, InputError)
+    assert not (tmp_path / "other" / "checkpoints").exists()  # before anything is trained
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 0
     assert "refine: already done" in again.output

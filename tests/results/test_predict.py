@@ -325,7 +325,6 @@ def test_what_does_not_fit_the_model_is_refused(model_file, image_model, slide_r
             predict(model, given, tmp_path / "out", quiet=True)
         assert reason in str(error.value)
         assert reason in read_problems(tmp_path / "out")["problem"][0]
-        assert not (tmp_path / "out" / "predictions.csv").exists()
     differs = predict(model_file, slide_run / "cohort", tmp_path / "differs", quiet=True)
     assert any("overlap is 8 there, 0 in the model" in note for note in differs.notes)
 
@@ -344,6 +343,22 @@ def test_mistakes_are_said_before_work_begins(model_file, evaluated_run, tiny_co
     for out, what in ((evaluated_run, "is a run"), (tiny_cohort, "is a cohort"), (model_file, "is a file")):
         with pytest.raises(InputError, match=what):
             predict(model_file, tiny_cohort, out, quiet=True)
+    foreign = tmp_path / "mine" / "predictions.csv"
+    foreign.parent.mkdir()
+    foreign.write_text("precious")
+    with pytest.raises(InputError, match="that no prediction wrote"):
+        predict(model_file, tiny_cohort, foreign.parent, quiet=True)
+    assert foreign.read_text() == "precious"
+
+
+def test_a_call_that_fails_leaves_what_was_predicted_before(model_file, tiny_cohort, tmp_path):
+    out, broken = tmp_path / "out", tmp_path / "broken.svs"
+    predict(model_file, tiny_cohort, out, quiet=True)
+    before = (out / "predictions.csv").read_bytes()
+    broken.write_bytes(b"no slide")
+    with pytest.raises(InputError, match=r"nothing could be predicted .*of an earlier call"):
+        predict(model_file, broken, out, quiet=True)
+    assert (out / "predictions.csv").read_bytes() == before
 
 
 def test_on_the_command_line(evaluated_run, tiny_cohort, tmp_path, monkeypatch, capsys):

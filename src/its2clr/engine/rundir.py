@@ -261,5 +261,7 @@ def read_run_config(path: str | Path) -> tuple[RunConfig, Path] | None:
         raise InputError(f"{file}: damaged, cannot be read ({error})") from error
     if not isinstance(document, dict) or "cohort" not in document:
         raise InputError(f"{file}: not the config of a run (no cohort in it)")
-    cohort = Path(document.pop("cohort"))
+    cohort, inside = Path(document.pop("cohort")), Path(path) / "cohort"
+    if not cohort.exists() and inside.is_dir():  # a run that was moved with its cohort in it, such as the demo
+        cohort = inside
     return validate_config(document, str(file)), cohort

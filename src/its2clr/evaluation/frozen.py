@@ -15,7 +15,7 @@ from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.cohort import Cohort
 from its2clr.cohort.splits import SPLITS
-from its2clr.config import PretrainConfig, RefineConfig, RunConfig
+from its2clr.config import RunConfig
 from its2clr.engine.files import atomic_path, read_json, write_json
 from its2clr.engine.rundir import read_metrics
 from its2clr.errors import InputError
@@ -24,6 +24,7 @@ from its2clr.evaluation.bootstrap import bag_auc_difference_interval, bag_metric
 from its2clr.evaluation.health import health_report, warnings_of
 from its2clr.evaluation.instance import instance_metrics
 from its2clr.evaluation.linear_probe import linear_probe, linear_probe_metrics
+from its2clr.evaluation.names import refinement_name, start_name
 from its2clr.evaluation.pseudo_labels import pseudo_label_quality
 from its2clr.evaluation.retrainings import summarise
 from its2clr.evaluation.separation import class_separation
@@ -145,23 +146,6 @@ def predict(stages: Stages, encoder: str, aggregator: str, cohort: Cohort) -> Sc
     """Scores of an encoder's trained aggregators for the bags of a cohort."""
     trained = stages.aggregate(encoder, aggregator)
     return Scores.of(trained, stages.features(encoder, cohort))
-
-
-def start_name(config: PretrainConfig) -> str:
-    """What the encoder before refinement is."""
-    refined_before = config.start is not None and Path(config.start).name == f"encoder-{REFINED}.safetensors"
-    return "Refined before" if refined_before else "SimCLR"
-
-
-def refinement_name(config: RefineConfig) -> str:
-    """What the settings of a refinement amount to, in the paper's words."""
-    if config.labels == "ground_truth":
-        return "Ground-truth finetuning"
-    if config.objective != "supervised_contrastive":
-        name = "Cross-entropy" if config.objective == "cross_entropy" else config.objective
-        return f"{name} finetuning" + ("" if config.iterative else " without iteration")
-    without = [word for word, on in (("iteration", config.iterative), ("self-pacing", config.self_paced)) if not on]
-    return f"ItS2CLR without {' and '.join(without)}" if without else "ItS2CLR"
 
 
 def measure(

@@ -21,27 +21,26 @@ LEAST_SHARE = 0.5
 UNKNOWN = -1
 """An instance that nobody marked."""
 FILE = "corrections.csv"
+_LISTED = 10
 
 Trusted = NDArray[np.int8]
 
 
-def trusted_instances(corrections: Path | None, train: Cohort, run: Path, say: Callable[[str], None]) -> Trusted | None:
+def trusted_instances(corrections: Path, train: Cohort, run: Path, say: Callable[[str], None]) -> Trusted:
     """What is trusted of each training instance; kept in the run, so that it goes on with what it began with.
 
     Args:
-        corrections: A folder with a GeoJSON file per corrected bag, named like the bag; None: no corrections.
+        corrections: A folder with a GeoJSON file per corrected bag, named like the bag.
         train: The training bags; corrections of other bags are not looked at.
         run: Folder of the run.
         say: Told how much was marked.
 
     Returns:
-        (N,) 1 (positive), 0 (negative) or -1 (nobody says); None without corrections.
+        (N,) 1 (positive), 0 (negative) or -1 (nobody says).
 
     Raises:
         InputError: The corrections cannot be read or contradict a bag's label or one another.
     """
-    if corrections is None:
-        return None
     kept = run / FILE
     if kept.is_file():
         return _from_table(pd.read_csv(kept, dtype={"bag_id": str}, keep_default_na=False), train)
@@ -58,9 +57,9 @@ def read_corrections(folder: Path, train: Cohort, say: Callable[[str], None]) ->
     """Read a folder of corrections; see `trusted_instances`."""
     if not folder.is_dir():
         raise InputError(f"refine.corrections: {folder} is no folder; give one with a GeoJSON file per corrected bag")
-    files = {path.stem: path for path in sorted(folder.glob("*.geojson"))}
+    files = {path.stem: path for path in sorted([*folder.glob("*.geojson"), *folder.glob("*.json")])}
     trusted = np.full(train.n_instances, UNKNOWN, np.int8)
-    offsets, used = train.offsets(), set()
+    offsets, used, corrected = train.offsets(), set(), 0
     for number, (bag_id, label) in enumerate(zip(train.bags["bag_id"], train.bags["label"], strict=True)):
         path = files.get(quote(bag_id, safe="")) or files.get(bag_id)
         if path is None:
@@ -73,15 +72,23 @@ def read_corrections(folder: Path, train: Cohort, say: Callable[[str], None]) ->
                 "negative; correct the label in the manifest, or the marks"
             )
         trusted[offsets[number] : offsets[number + 1]] = found
+        corrected += bool((found != UNKNOWN).any())
+    others = sorted(path.name for path in files.values() if path not in used)
+    listed = ", ".join(others[:_LISTED]) + (f" and {len(others) - _LISTED} more" if len(others) > _LISTED else "")
     if not used:
         raise InputError(
-            f"refine.corrections: {folder} holds no GeoJSON file that is named like a training bag "
-            f"({train.bags['bag_id'].iloc[0]}.geojson, for example)"
+            f"refine.corrections: {folder} holds no GeoJSON file named like a training bag "
+            f"({train.bags['bag_id'].iloc[0]}.geojson, for example), but {listed or 'none at all'}; only training bags "
+            "can be corrected: `its2clr geojson RUN --split train` exports them"
         )
-    others = len(files) - len(used)
+    if not corrected:
+        raise InputError(
+            f"refine.corrections: nothing is marked in the {len(used)} files of {folder}: give at least half of a tile "
+            f"the class {POSITIVE!r} or {NEGATIVE!r}"
+        )
     say(
         f"corrections: {int((trusted == 1).sum())} tiles positive and {int((trusted == 0).sum())} negative in "
-        f"{len(used)} training bags" + (f"; {others} files are not of training bags, not used" if others else "")
+        f"{corrected} training bags" + (f"; not used, not named like a training bag: {listed}" if others else "")
     )
     return trusted
 

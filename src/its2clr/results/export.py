@@ -10,6 +10,7 @@ from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.cohort.layout import read_info
 from its2clr.encoders.weights import load_network
 from its2clr.errors import InputError
+from its2clr.evaluation.names import encoder_names
 from its2clr.evaluation.operating_points import operating_points
 from its2clr.plugins import import_plugins
 from its2clr.results.calibration import fit_calibration
@@ -25,7 +26,7 @@ from its2clr.results.model_file import (
 )
 from its2clr.results.scores import Model, RunScores
 from its2clr.results.tiling import Tiling
-from its2clr.stages import END_TO_END, REFINED, START, aggregator_path
+from its2clr.stages import aggregator_path
 
 
 def export_model(run: str | Path, out: str | Path | None = None, model: Model | None = None) -> Path:
@@ -86,7 +87,7 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
     metrics = of_encoder["test"] if chosen.aggregator == own else of_encoder["aggregators"][chosen.aggregator]
     options = {key: value for key, value in config.encoder.options.items() if key not in FOREIGN_WEIGHTS}
     description = ModelDescription(
-        method=results["method"] if chosen.encoder == REFINED else _METHODS[chosen.encoder],
+        method=encoder_names(config)[chosen.encoder],
         label=str(info.settings.get("label", "label")),
         encoder_name=chosen.encoder,
         encoder=config.encoder.model_copy(update={"pretrained": False, "options": options}),
@@ -107,9 +108,6 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
         cohort=_plain({key: value for key, value in results["cohort"].items() if key != "path"}),
     )
     return join_model(description, encoder, aggregators)
-
-
-_METHODS = {START: "SimCLR", END_TO_END: "End to end"}
 
 
 def _validation(scores: RunScores, model: Model) -> tuple[Any, Any]:

@@ -151,6 +151,9 @@ def _checked_folder(out: Path) -> Path:
     for name, what in ((INFO_FILE, "a cohort"), ("config.yaml", "a run")):
         if (out / name).exists():
             raise InputError(f"{out}: is {what}; give a folder of its own for the predictions")
+    foreign = [name for name in (PREDICTIONS, INSTANCES) if (out / name).exists()]
+    if foreign and not (out / PROVENANCE).is_file():
+        raise InputError(f"{out}: holds {foreign[0]} that no prediction wrote; give a folder of its own")
     return out
 
 
@@ -174,10 +177,9 @@ def _fitting(cohort: Cohort, model: TrainedModel, left_out: list[LeftOut], notes
 
 
 def _refuse(out: Path, left_out: list[LeftOut]) -> None:
-    for name in (PREDICTIONS, INSTANCES, PROVENANCE):
-        (out / name).unlink(missing_ok=True)  # of an earlier call, with other inputs
     lines = "\n  ".join(_said(one) for one in left_out[:_LISTED])
-    raise InputError(f"nothing could be predicted ({out / PROBLEMS_FILE}):\n  {lines}")
+    earlier = f"; {PREDICTIONS} there is of an earlier call" if (out / PROVENANCE).is_file() else ""
+    raise InputError(f"nothing could be predicted ({out / PROBLEMS_FILE}{earlier}):\n  {lines}")
 
 
 def _said(one: LeftOut) -> str:

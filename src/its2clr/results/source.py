@@ -16,7 +16,7 @@ from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tiles import TileFile
 from its2clr.engine.files import read_json
 from its2clr.errors import InputError
-from its2clr.evaluation.frozen import refinement_name
+from its2clr.evaluation.names import encoder_names
 from its2clr.results.scores import BagScores, Model, RunScores
 
 INSTANCES_FILE = "instances.parquet"
@@ -154,7 +154,7 @@ def open_source(folder: str | Path) -> Source:
 def _run(path: Path) -> Source:
     scores = RunScores(path)
     own = scores.config.aggregator.name
-    titles = {"simclr": "SimCLR", "its2clr": refinement_name(scores.config.refine), "end_to_end": "End to end"}
+    titles = encoder_names(scores.config)
     order = sorted(
         scores.models,
         key=lambda model: (model.aggregator != own, ENCODERS.index(model.encoder) if model.encoder in ENCODERS else 9),

@@ -19,6 +19,7 @@ from its2clr.config import RunConfig
 from its2clr.engine.files import read_json
 from its2clr.engine.rundir import read_metrics, read_run_config
 from its2clr.errors import InputError, Its2clrError
+from its2clr.evaluation.names import encoder_names
 from its2clr.results.report.rounds import rounds_of_results, rounds_of_training
 from its2clr.results.report.state import State, state_of
 from its2clr.results.scores import Model
@@ -154,18 +155,12 @@ def collect(run: str | Path) -> RunFacts:
     return facts
 
 
-def model_name(model: Model, method: str) -> str:
-    """What a pair of encoder and aggregator is called: `ItS2CLR + dsmil`."""
-    names = {START: "SimCLR", REFINED: method, END_TO_END: "End to end"}
-    return f"{names.get(model.encoder, model.encoder)} + {model.aggregator}"
-
-
 def _models(
     run: Path, config: RunConfig, results: dict[str, Any], instances: dict[Model, pd.DataFrame]
 ) -> list[Scored]:
     text = {"bag_id": str, "group": str, "encoder": str, "aggregator": str, "split": str}
     table = pd.read_csv(run / "bag_predictions.csv", dtype=text, keep_default_na=False)
-    own, method = config.aggregator.name, str(results.get("method", "ItS2CLR"))
+    own, names = config.aggregator.name, encoder_names(config)
     order = {name: place for place, name in enumerate(ENCODERS)}
     models = sorted(
         (Model(*pair) for pair in table[["encoder", "aggregator"]].drop_duplicates().itertuples(index=False)),
@@ -177,7 +172,8 @@ def _models(
         found = of_encoder.get("test") if model.aggregator == own else None
         found = found or of_encoder.get("aggregators", {}).get(model.aggregator, {})
         bags = table[(table["encoder"] == model.encoder) & (table["aggregator"] == model.aggregator)]
-        scored.append(Scored(model, model_name(model, method), found, bags, instances.get(model)))
+        name = f"{names.get(model.encoder, model.encoder)} + {model.aggregator}"
+        scored.append(Scored(model, name, found, bags, instances.get(model)))
         wanted = results.get("cohort", {}).get("splits", {}).get("test", {}).get("bags")
         there = int((bags["split"] == "test").sum())
         if wanted is not None and there != wanted:

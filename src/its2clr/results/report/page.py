@@ -13,7 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from its2clr import __version__
-from its2clr.evaluation.frozen import refinement_name
+from its2clr.evaluation.names import encoder_names, refinement_name
 from its2clr.results.report import figures, panels, tables, words
 from its2clr.results.report.collect import RunFacts, Scored
 from its2clr.results.report.curves import Decisions, both_classes, decisions, validation_threshold
@@ -27,7 +27,7 @@ from its2clr.results.report.tiles import (
     wrong_bags,
     wrong_instances,
 )
-from its2clr.stages import END_TO_END, REFINED, START
+from its2clr.stages import REFINED, START
 
 
 class Strip(NamedTuple):
@@ -190,8 +190,8 @@ def _wrong_bags(facts: RunFacts, best: Scored, instances: pd.DataFrame) -> list[
 
 
 def _names(facts: RunFacts) -> dict[str, str]:
-    method = str((facts.results or {}).get("method", refinement_name(facts.config.refine)))
-    return {START: "SimCLR (before)", REFINED: f"{method} (after)", END_TO_END: "End to end"}
+    names = encoder_names(facts.config)
+    return {**names, START: f"{names[START]} (before)", REFINED: f"{names[REFINED]} (after)"}
 
 
 def _embedding(facts: RunFacts) -> dict[str, Any] | None:

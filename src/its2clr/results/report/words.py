@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from its2clr.evaluation import health as limits
+from its2clr.refine.corrections import FILE as CORRECTIONS
 from its2clr.results.report.collect import RunFacts, Scored
 from its2clr.results.report.curves import Decisions
 from its2clr.stages import REFINED, START
@@ -102,7 +104,7 @@ def unfinished(facts: RunFacts) -> list[str]:
         best = max(facts.rounds, key=lambda found: (found["validation_auc"], found["epoch"]))
         sentences.append(
             f"Of {len(facts.rounds)} rounds so far, epoch {best['epoch']} has the highest validation bag AUC: "
-            f"{best['validation_auc']:.3f}; it began at {facts.rounds[0]['validation_auc']:.3f} (SimCLR features)."
+            f"{best['validation_auc']:.3f}; it began at {facts.rounds[0]['validation_auc']:.3f}."
         )
     return sentences
 
@@ -116,7 +118,16 @@ def cohort(facts: RunFacts) -> str:
     rate = (facts.results or {}).get("cohort", {}).get("witness_rate")
     if rate is not None:
         text += f" Witness rate, the share of positives in positive bags: {rate:.1%}."
-    return f"{text} No group (patient) is in two splits."
+    text += " No group (patient) is in two splits."
+    marked = facts.run / CORRECTIONS
+    if marked.is_file():
+        marks = pd.read_csv(marked, dtype={"bag_id": str}, keep_default_na=False)
+        positive, negative = int((marks["label"] == 1).sum()), int((marks["label"] == 0).sum())
+        text += (
+            f" A person marked {positive} tiles as positive and {negative} as negative in "
+            f"{marks['bag_id'].nunique()} training bags; refinement trusted them."
+        )
+    return text
 
 
 def training_words(metrics: Sequence[dict[str, Any]]) -> list[str]:

@@ -11,6 +11,7 @@ from its2clr import __version__
 from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tiles import TileFile, read_encoded
 from its2clr.errors import InputError
+from its2clr.evaluation.names import encoder_names
 from its2clr.results.scores import BagScores, Model, RunScores
 from its2clr.results.viewer.bags import BagTable, Question
 from its2clr.results.viewer.deepzoom import OVERLAP, TILE
@@ -18,7 +19,6 @@ from its2clr.results.viewer.neighbours import Neighbours
 from its2clr.results.viewer.pictures import Pictures
 from its2clr.results.viewer.rounds import Rounds
 
-_ENCODERS = {"simclr": "SimCLR", "end_to_end": "End to end"}
 _HELD_TILE_FILES = 32
 
 
@@ -73,12 +73,12 @@ class Viewer:
         }
 
     def _describe(self, model: Model) -> dict[str, Any]:
-        method = str(self.scores.results.get("method", "ItS2CLR"))
+        names = encoder_names(self.scores.config)
         return {
             "key": key_of(model),
             "encoder": model.encoder,
             "aggregator": model.aggregator,
-            "title": f"{_ENCODERS.get(model.encoder, method)} + {model.aggregator}",
+            "title": f"{names.get(model.encoder, model.encoder)} + {model.aggregator}",
             "bag_threshold": self.table.threshold[self.table.models.index(model)],
         }
 
