@@ -45,6 +45,17 @@ def test_order_against_the_paper_is_judged_seed_by_seed(methods, simclr, expecte
     assert ("A, SimCLR: -10.00 ± 0.00 (paper +10.00)" in text) == (expected[0] == "reversed")
 
 
+@pytest.mark.parametrize(("lost", "verdict"), [([0.1] * 5 + [30], "same"), ([0.1] * 4 + [30], "level"),
+    ([0.1] * 6 + [-0.1, 30], "level"), ([0.1] * 5 + [-30], "level")])  # fmt: skip
+def test_a_method_that_fails_in_some_seeds_is_not_level(lost, verdict):
+    """Its spread is as large as its loss; six seeds that all agree are beyond chance, five are not."""
+    seeds = dict.fromkeys(range(len(lost)), 90.0)
+    found = {(line, "ItS2CLR"): Found(90.0, 0.0, "seeds", seeds) for line in "AB"}
+    for line in "AB":
+        found[line, "SimCLR"] = Found(0.0, 0.0, "seeds", {seed: 90 - less for seed, less in enumerate(lost)})
+    assert compare(spec(), found)[0].verdict == verdict
+
+
 def test_missing_numbers_are_not_compared():
     found = {(line, method): Found(reason="failed") for line in "AB" for method in ("SimCLR", "ItS2CLR")}
     assert compare(spec(), found) == []

@@ -136,7 +136,8 @@ def _introduction(
         "Ours in bold: mean and standard deviation over seeds (with one seed, over retrained aggregators); below it",
         "the paper's number, which is of other data. Models are selected on validation bags; all numbers are of test",
         "bags unless said otherwise. Methods are compared seed by seed, since those of a seed share their start; level",
-        "means that the mean of these differences is within their standard deviation.",
+        "means that the mean of these differences is within their standard deviation, and that the seeds do not agree",
+        "on its sign beyond chance (which takes six of them).",
         "",
     ]
     for name, cohort in cohorts.items():

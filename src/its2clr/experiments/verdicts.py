@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest
 
 from its2clr.experiments.collect import Found, paper_number
 from its2clr.experiments.spec import Experiment
 
 Verdict = Literal["same", "level", "reversed", "unknown"]
+SIGN_TEST = 0.05
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,10 @@ class Comparison:
         paper: Reference minus method in the paper.
         ours: Reference minus method here, mean over the seeds that have both.
         spread: Standard deviation of the seeds' differences; None with fewer than two.
-        verdict: "same" order as the paper's, "level" (the mean difference is within the spread), "reversed", or
-            "unknown" (no spread to judge by).
+        verdict: "same" order as the paper's, "level", "reversed", or "unknown" (no spread to judge by). Level means
+            that the mean difference is within the spread and that the seeds do not agree on its sign beyond chance
+            (sign test at 5%, from six seeds on). The sign test is for methods that fail in some seeds altogether: their
+            spread is as large as what they lose.
     """
 
     line: str
@@ -53,14 +58,17 @@ def compare(spec: Experiment, found: Mapping[tuple[str, str], Found]) -> list[Co
             ours = float(differences.mean())
             spread = float(differences.std(ddof=1)) if len(both) > 1 else None
             paper = paper_number(spec, *places[0]).mean - paper_number(spec, *places[1]).mean
-            comparisons.append(Comparison(line, method, paper, ours, spread, _verdict(paper, ours, spread)))
+            comparisons.append(Comparison(line, method, paper, ours, spread, _verdict(paper, differences)))
     return comparisons
 
 
-def _verdict(paper: float, ours: float, spread: float | None) -> Verdict:
-    if spread is None:
+def _verdict(paper: float, differences: NDArray[np.float64]) -> Verdict:
+    if len(differences) < 2:
         return "unknown"
-    if abs(ours) <= spread:
+    ours = differences.mean()
+    signs = np.sign(differences[differences != 0])
+    agree = len(signs) > 0 and binomtest(int((signs > 0).sum()), len(signs)).pvalue <= SIGN_TEST
+    if abs(ours) <= differences.std(ddof=1) and not (agree and signs.sum() * ours > 0):
         return "level"
     return "same" if ours * paper >= 0 else "reversed"
 
