@@ -229,6 +229,20 @@ def test_bags_are_walked_with_the_keys(served, watched):
     assert not page.is_visible("#help")
 
 
+def test_a_key_waits_for_the_list_that_was_asked_for(served, watched):
+    page = watched.open(served.address)
+    table, waiting = served.viewer.table, []
+    page.route("**/api/bags?*", lambda route: waiting.append(route))
+    page.select_option("#split", "test")
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("j")
+    while not waiting:
+        page.wait_for_timeout(20)
+    waiting[0].continue_()
+    wait_for_bag(page, table.bag_id[list(table.split).index("test")])
+
+
 def test_heat_follows_threshold_opacity_and_model(served, watched):
     number, name = first_of(served, "test")
     page = watched.open(f"{served.address}#bag={number}")

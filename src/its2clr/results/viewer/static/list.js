@@ -17,6 +17,7 @@ export class BagList {
     this.active = -1;
     this.opened = null;
     this.asked = 0;
+    this.loading = null;
     this.box = byId("bags");
     const again = () => this.load(0).catch(fail);
     byId("search").addEventListener("input", afterPause(150, again));
@@ -42,7 +43,12 @@ export class BagList {
     this.load(0).catch(this.fail);
   }
 
-  async load(page) {
+  load(page) {
+    this.loading = this.fetch(page);
+    return this.loading;
+  }
+
+  async fetch(page) {
     const asked = (this.asked += 1);
     this.box.setAttribute("aria-busy", "true");
     const found = await ask("api/bags", {
@@ -123,8 +129,9 @@ export class BagList {
     if (place >= 0) this.activate(place);
   }
 
-  /** Move by rows, over the edge of the page; opens the bag if asked to. */
+  /** Move by rows of the list as it was last asked for, over the edge of the page; opens the bag if asked to. */
   async move(by, { open = false } = {}) {
+    await this.loading?.catch(() => null); // said already
     let place = this.active + by;
     if (this.active < 0) place = by > 0 ? 0 : this.rows.length - 1;
     if (place < 0 && this.page > 0) {
