@@ -28,7 +28,7 @@ PUBLISHED = {
     "dsmil": {"musk1": (0.932, 0.023), "musk2": (0.930, 0.020), "elephant": (0.925, 0.007)},  # Li et al. 2021
 }
 OPTIONS = {
-    "attention": {"hidden_dim": 64, "gated": True, "dropout": 0.2},
+    "attention": {"hidden_dim": 64, "gated": True, "dropout": 0.2, "embedding": [256, 128, 64]},
     "dsmil": {"passing_value": True, "value_dropout": 0.2},
     "smooth_max": {"dropout": 0.2},
 }

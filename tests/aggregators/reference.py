@@ -85,6 +85,8 @@ def smooth_max(state, bag, options):
 
 
 def attention_mil(state, bag, options):
+    for layer in range(len(options.get("embedding", []))):  # linear, ReLU and dropout, after a first dropout
+        bag = [[max(x, 0.0) for x in linear(state, f"embedding.{1 + 3 * layer}", h)] for h in bag]
     weights = attention(state, bag)
     logits = [linear(state, "bag_classifier", h)[0] for h in bag]
     return sigmoid(linear(state, "bag_classifier", weighted(weights, bag))[0]), logits, weights

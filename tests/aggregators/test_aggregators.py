@@ -23,6 +23,7 @@ VARIANTS = [
     ("smooth_max", {"sharpness": 3.0, "centred": True, "instance_dropout": 0.5}),
     ("attention", {}),
     ("attention", {"gated": True, "hidden_dim": 5}),
+    ("attention", {"embedding": [7, 4], "dropout": 0.3}),
     ("instance_attention", {}),
     ("instance_attention", {"gated": True}),
     ("dsmil", {}),

@@ -1,10 +1,12 @@
 """Attention-based MIL: the bag's embedding is a weighted mean of its instances' features."""
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
 from its2clr.aggregators.base import Aggregator, BagOutput, register
-from its2clr.aggregators.options import Dropout, HiddenDim
+from its2clr.aggregators.options import Dropout, HiddenDim, Widths
 
 
 class AttentionScores(nn.Module):
@@ -48,20 +50,32 @@ class AttentionMIL(Aggregator):
         feature_dim: number D of features of an instance.
         hidden_dim: width l of the attention; None: D, as in the paper.
         gated: use the gated attention of Ilse et al.
-        dropout: dropout on the features in training.
+        dropout: dropout on the features in training, and after each layer of the embedding.
+        embedding: widths of ReLU layers that every instance passes first, as Ilse et al. have them over ready-made
+            features (256, 128, 64); empty: the features as they are.
     """
 
     def __init__(
-        self, feature_dim: int, *, hidden_dim: HiddenDim = None, gated: bool = False, dropout: Dropout = 0.0
+        self,
+        feature_dim: int,
+        *,
+        hidden_dim: HiddenDim = None,
+        gated: bool = False,
+        dropout: Dropout = 0.0,
+        embedding: Widths = (),
     ) -> None:
         super().__init__(feature_dim)
-        self.dropout = nn.Dropout(dropout)
-        self.scores = AttentionScores(feature_dim, hidden_dim or feature_dim, gated=gated)
-        self.bag_classifier = nn.Linear(feature_dim, 1)
+        widths = (feature_dim, *embedding)
+        layers: list[nn.Module] = [nn.Dropout(dropout)]
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
+        self.embedding = nn.Sequential(*layers)
+        self.scores = AttentionScores(widths[-1], hidden_dim or widths[-1], gated=gated)
+        self.bag_classifier = nn.Linear(widths[-1], 1)
 
     def aggregate(self, features: Tensor, mask: Tensor) -> BagOutput:
         """See `Aggregator.aggregate`."""
-        features = self.dropout(features)
+        features = self.embedding(features)
         attention = self.scores(features, mask).softmax(dim=-1)  # (B, K)
         embedding = (attention.unsqueeze(1) @ features).squeeze(1)  # (B, D)
         return BagOutput(
