@@ -232,7 +232,11 @@ def test_bags_are_walked_with_the_keys(served, watched):
 def test_a_key_waits_for_the_list_that_was_asked_for(served, watched):
     page = watched.open(served.address)
     table, waiting = served.viewer.table, []
-    page.route("**/api/bags?*", waiting.append)
+
+    def hold(route):
+        waiting.append(route)
+
+    page.route("**/api/bags?*", hold)
     page.select_option("#split", "test")
     page.keyboard.press("Escape")
     page.evaluate("document.activeElement.blur()")
