@@ -158,7 +158,7 @@ class LoraSettings(Section):
     """Low-rank adaptation of some linear layers; needs peft."""
 
     rank: Count = Field(8, description="rank of the changes")
-    alpha: Positive = Field(16.0, description="the changes are scaled by alpha / rank")
+    alpha: Count = Field(16, description="the changes are scaled by alpha / rank")
     targets: list[str] = Field(
         ["attn.qkv", "attn.proj"], min_length=1, description="layers, by the ends of their names"
     )

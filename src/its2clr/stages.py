@@ -34,6 +34,7 @@ from its2clr.pretrain import pretrain
 from its2clr.pretrain.checks import remove_candidates as remove_checked
 from its2clr.refine.algorithm import refine, remove_candidates
 from its2clr.refine.corrections import trusted_instances
+from its2clr.refine.finetuning import check_limits
 from its2clr.refine.objectives import find_objective
 from its2clr.refine.rounds import Bags, aggregator_seeds
 
@@ -98,6 +99,7 @@ class Stages:
         config = self.config.pretrain
         network = self._fresh_network() if config.start is None else load_network(started_from(config.start))
         check_tile_size(network.encoder, self.cohort.tile_size)
+        check_limits(network.encoder, self.config.refine)
         if config.start is not None:
             self.engine.say(f"pretrain: taken from {config.start}")
         elif config.epochs > 0:

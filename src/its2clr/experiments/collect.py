@@ -134,8 +134,8 @@ class Collector:
         return results
 
 
-def paper_number(spec: Experiment, row: str, column: str) -> Number:
-    """The paper's number of a cell."""
+def paper_number(spec: Experiment, row: str, column: str) -> Number | None:
+    """The paper's number of a cell; None where it has none."""
     return spec.paper[row][list(spec.columns).index(column)]
 
 

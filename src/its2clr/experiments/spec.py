@@ -49,6 +49,7 @@ class Cell(Strict):
 
     Attributes:
         method: Name in methods.yaml.
+        start: Name in starts.yaml of another start than the budget's own.
         dataset: Name in datasets.yaml: its settings and the cohort given for it.
         cohort: Change of the cohort.
         aggregator: Trained on the frozen features; None: the run's.
@@ -60,6 +61,7 @@ class Cell(Strict):
     """
 
     method: str | None = None
+    start: str | None = None
     dataset: str = BASE_DATASET
     cohort: Annotated[Resampling, BeforeValidator(_resampling)] = Resampling()
     aggregator: str | None = None
@@ -130,7 +132,7 @@ class Experiment(Strict):
         bags: Quantiles of the test bags shown (maps).
         methods: Whether methods are compared along the columns or the rows.
         reference: The row or column that the others are compared with.
-        paper: The paper's numbers by row.
+        paper: The paper's numbers by row; null where a row or column is none of the paper's.
     """
 
     label: str
@@ -150,7 +152,7 @@ class Experiment(Strict):
     bags: list[float] = Field(default_factory=list)
     methods: Literal["rows", "columns"] | None = None
     reference: str | None = None
-    paper: dict[str, list[Annotated[Number, BeforeValidator(_number)]]] = Field(default_factory=dict)
+    paper: dict[str, list[Annotated[Number | None, BeforeValidator(_number)]]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _complete(self) -> "Experiment":
@@ -189,7 +191,7 @@ class Experiment(Strict):
 
 
 class Method(Strict):
-    """What is run from the SimCLR start."""
+    """What is run from the start."""
 
     stage: Stage
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
@@ -203,6 +205,7 @@ class Budget(Strict):
         recipe: Recipe the settings start from.
         values: Settings that replace some of it.
         embedded: Size and settings of the embedded cohort that is drawn when no cohort is given.
+        starts: Settings that replace some of a start in starts.yaml.
         sub_bag_size: Instances of a sub-bag where an experiment wants sub-bags.
         seeds: Training seeds unless told otherwise.
     """
@@ -211,6 +214,7 @@ class Budget(Strict):
     recipe: str
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
     embedded: dict[str, Any] | None = None
+    starts: dict[str, dict[str, Any]] = Field(default_factory=dict)
     sub_bag_size: int = 500
     seeds: int = 1
 
@@ -233,6 +237,12 @@ def methods() -> dict[str, Method]:
 def datasets() -> dict[str, dict[str, Any]]:
     """What the paper sets for each dataset."""
     return _read_file("datasets.yaml")
+
+
+@cache
+def starts() -> dict[str, dict[str, Any]]:
+    """The starting points other than the budget's own, by name."""
+    return _read_file("starts.yaml")
 
 
 def read_budget(name: str) -> Budget:

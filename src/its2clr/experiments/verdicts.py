@@ -20,16 +20,16 @@ class Comparison:
     Attributes:
         line: The row (or column) in which they are compared.
         method: The other method.
-        paper: Reference minus method in the paper.
+        paper: Reference minus method in the paper; None where it does not compare them.
         ours: Reference minus method here, mean over the seeds that have both.
         spread: Standard deviation of the seeds' differences; None with fewer than two.
         verdict: "same" order as the paper's, "level" (the mean difference is within the spread), "reversed", or
-            "unknown" (no spread to judge by).
+            "unknown" (no spread to judge by, or nothing in the paper to compare with).
     """
 
     line: str
     method: str
-    paper: float
+    paper: float | None
     ours: float
     spread: float | None
     verdict: Verdict
@@ -52,13 +52,14 @@ def compare(spec: Experiment, found: Mapping[tuple[str, str], Found]) -> list[Co
             differences = np.array([reference[seed] - other[seed] for seed in both])
             ours = float(differences.mean())
             spread = float(differences.std(ddof=1)) if len(both) > 1 else None
-            paper = paper_number(spec, *places[0]).mean - paper_number(spec, *places[1]).mean
+            numbers = [paper_number(spec, *place) for place in places]
+            paper = None if numbers[0] is None or numbers[1] is None else numbers[0].mean - numbers[1].mean
             comparisons.append(Comparison(line, method, paper, ours, spread, _verdict(paper, ours, spread)))
     return comparisons
 
 
-def _verdict(paper: float, ours: float, spread: float | None) -> Verdict:
-    if spread is None:
+def _verdict(paper: float | None, ours: float, spread: float | None) -> Verdict:
+    if spread is None or paper is None:
         return "unknown"
     if abs(ours) <= spread:
         return "level"
@@ -69,6 +70,7 @@ def sentences(spec: Experiment, comparisons: Sequence[Comparison]) -> str:
     """The comparisons in words: how many have the paper's order, and each that has not."""
     if not comparisons:
         return ""
+    beyond, comparisons = ([one for one in comparisons if (one.paper is None) == without] for without in (True, False))
     counts = Counter(one.verdict for one in comparisons)
     if counts["unknown"] == len(comparisons):
         return f"One seed: no spread to compare the order with {spec.reference} by."
@@ -90,4 +92,9 @@ def sentences(spec: Experiment, comparisons: Sequence[Comparison]) -> str:
         of = Counter(one.method for one in comparisons)
         listed = ", ".join(f"{method} ({count} of {of[method]})" for method, count in level.items())
         text += f"\n\nLevel with {spec.reference}: {listed}."
+    if beyond:
+        listed = "; ".join(
+            f"{one.line}: {one.ours:+.{spec.digits}f} ± {one.spread or 0.0:.{spec.digits}f}" for one in beyond
+        )
+        text += f"\n\nNot in the paper, as {spec.reference} minus the other: {listed}."
     return text

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from its2clr.config import PretrainConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
-from its2clr.pretrain.method import Method, frozen_copy, projector_dims, rising_momentum
+from its2clr.pretrain.method import Method, frozen_copy, projector_dims, rising_momentum, spread_of_first_half
 
 MOMENTUM = 0.99
 
@@ -51,4 +51,4 @@ def byol(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
     def update(step: int, steps: int) -> None:
         update_momentum(learner.online, learner.target, rising_momentum(momentum, step, steps))
 
-    return Method(learner, learner.loss, network, update, records=False)
+    return Method(learner, learner.loss, network, update, spread=spread_of_first_half, records=False)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from its2clr.config import PretrainConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
-from its2clr.pretrain.method import Method, frozen_copy, projector_dims
+from its2clr.pretrain.method import Method, frozen_copy, projector_dims, spread_of_first_half
 
 MOMENTUM = 0.999
 
@@ -56,4 +56,4 @@ def moco(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
         update_momentum(learner.queries, learner.keys, momentum)
 
     # The place in the queue is looked up on the host in every step.
-    return Method(learner, learner.loss, network, update, records=False)
+    return Method(learner, learner.loss, network, update, spread=spread_of_first_half, records=False)
