@@ -1,6 +1,7 @@
 """DINO: a student matches the centred, sharpened output of its teacher, which follows it, for other views of a tile."""
 
 import math
+import warnings
 
 import torch
 from lightly.loss import DINOLoss
@@ -66,7 +67,9 @@ class Dino(nn.Module):
 
     def _head(self, feature_dim: int) -> DINOProjectionHead:
         config = self._config
-        return DINOProjectionHead(feature_dim, config.hidden_dim, config.bottleneck_dim, config.output_dim)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # lightly takes torch's older weight norm
+            return DINOProjectionHead(feature_dim, config.hidden_dim, config.bottleneck_dim, config.output_dim)
 
 
 def dino(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
