@@ -107,7 +107,7 @@ def test_dinos_loss_by_hand_and_its_centre():
 def test_dinos_spread_is_zero_when_all_tiles_give_the_same_and_one_when_each_gives_its_own():
     method, _ = method_of("dino")
     same = torch.randn(12, generator=torch.Generator().manual_seed(0)).expand(20, 12)
-    assert method.spread(same) == pytest.approx(0, abs=1e-5)
+    assert method.spread(same) == pytest.approx(0, abs=1e-3)
     own = torch.cat([torch.randn(12, 12), 10 * torch.eye(12)[:8]])  # the teacher's are the last two of five
     assert method.spread(own) == pytest.approx(1, abs=1e-3)
 

@@ -54,16 +54,17 @@ class Dino(nn.Module):
         return loss
 
     def spread(self, embeddings: Tensor) -> float:
-        """How much the teacher's output tells of which tile it saw: mutual information, as a share of the most it can.
+        """How much the teacher's output tells of which tile it saw, from 0 to 1.
 
-        0 when every tile gives the same distribution, flat or one prototype: the two ways in which DINO collapses.
+        The root of their mutual information as a share of the most there can be, so linear in small differences of the
+        outputs. 0 when every tile gives the same distribution, flat or one prototype: the two ways DINO collapses.
         """
         teacher = torch.cat(embeddings.chunk(4 + self._config.local_views)[-2:]).float()
         logits = (teacher - self.cross_entropy.center[0]) / self._config.teacher_temperature
         shares = logits.softmax(dim=1)
         together = shares.mean(0)
         information = torch.special.entr(together).sum() - torch.special.entr(shares).sum(1).mean()
-        return float(information) / math.log(min(shares.shape))
+        return math.sqrt(max(float(information), 0.0) / math.log(min(shares.shape)))
 
     def _head(self, feature_dim: int) -> DINOProjectionHead:
         config = self._config
