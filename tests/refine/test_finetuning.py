@@ -75,6 +75,12 @@ def test_a_wrong_name_is_answered_with_the_names_there_are(make, settings, messa
         limit_training(make(), RefineConfig(**settings), 0)
 
 
+def test_without_peft_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"its2clr\[lora\]"):
+        limit_training(vit(), RefineConfig(lora=LoraSettings()), 0)
+
+
 def test_both_at_once_are_refused():
     with pytest.raises(InputError, match="freeze_until and lora"):
         resolve_config("demo", {"refine.freeze_until": "blocks.0", "refine.lora": {}})

@@ -1,6 +1,7 @@
 """Which weights of the encoder a refinement trains: all, those after a block, or low-rank changes of some layers."""
 
 import copy
+import importlib.util
 from collections.abc import Iterator
 
 import torch
@@ -31,7 +32,7 @@ def limit_training(encoder: Encoder, config: RefineConfig, seed: int) -> None:
 
 
 def check_limits(encoder: Encoder, config: RefineConfig) -> None:
-    """Look whether the encoder has the blocks and layers that the settings name.
+    """Look whether the encoder has the blocks and layers that the settings name, and peft is there if it is needed.
 
     Raises:
         InputError: It has not.
@@ -40,6 +41,8 @@ def check_limits(encoder: Encoder, config: RefineConfig) -> None:
         _frozen_blocks(encoder, config.freeze_until)
     if config.lora is not None:
         _check_targets(encoder, config.lora.targets)
+        if importlib.util.find_spec("peft") is None:
+            raise InputError("refine.lora needs peft: pip install 'its2clr[lora]'")
 
 
 def freeze_until(encoder: Encoder, block: str) -> None:
@@ -106,10 +109,8 @@ def _check_targets(encoder: Encoder, targets: list[str]) -> None:
 
 
 def _add_lora(encoder: Encoder, config: LoraSettings, seed: int) -> None:
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise InputError("refine.lora needs peft: pip install 'its2clr[lora]'") from error
+    from peft import LoraConfig, inject_adapter_in_model
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "lora"))
         targets = "|".join(target.replace(".", r"\.") for target in config.targets)
