@@ -126,3 +126,15 @@ def test_factors_are_uniform_in_the_papers_range(name, neutral, monkeypatch):
     assert factors.min() == pytest.approx(0.2, abs=0.01)
     assert factors.max() == pytest.approx(1.8, abs=0.01)
     assert factors.mean() == pytest.approx(1.0, abs=0.03)
+
+
+def test_crops_are_small_parts_at_any_size():
+    """Tiles that brighten from left to right: a crop of a part spans that part of the range."""
+    ramp = torch.linspace(0, 255, 32).to(torch.uint8).expand(3, 3, 32, 32)
+    maker = ViewMaker(ViewsConfig(**OFF, crop_ratio=(1.0, 1.0)), torch.device("cpu"), 1)
+    crops = maker.crops(ramp, torch.tensor([2, 0]), 3, (0.25, 0.25), 16)
+    assert crops.shape == (6, 3, 16, 16)
+    span = crops.amax((1, 2, 3)) - crops.amin((1, 2, 3))
+    assert ((span > 0.4) & (span < 0.5)).all()  # half of the side
+    assert len({round(float(crop.amin()), 4) for crop in crops}) > 1  # each its own part
+    assert maker.crops(ramp, torch.tensor([1]), 2, (0.25, 0.25), None).shape == (2, 3, 32, 32)

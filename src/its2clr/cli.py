@@ -132,7 +132,10 @@ def pretrain(
     recipe: RecipeOption = None,
     settings: SetOption = None,
 ) -> None:
-    """SimCLR on the training tiles; leaves RUN/checkpoints/encoder-simclr.safetensors."""
+    """Self-supervised start on the training tiles; leaves RUN/checkpoints/encoder-simclr.safetensors.
+
+    SimCLR, or with `--set pretrain.method=moco` (byol, dino, bag_labels) another start.
+    """
     _stages(cohort, run, recipe, settings).pretrain()
 
 

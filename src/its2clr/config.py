@@ -18,6 +18,9 @@ Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]
 
+MOST_FOR_ADAMW = 0.01
+"""Above this a learning rate was surely meant for SGD."""
+
 
 class Section(BaseModel):
     """A group of settings; a key it does not know is an error."""
@@ -87,13 +90,47 @@ class OptimiserConfig(Section):
     schedule: Literal["cosine", "constant"] = Field("cosine", description="course of the learning rate")
 
 
-class PretrainConfig(OptimiserConfig):
-    """SimCLR (paper, appendix A.2)."""
+class DinoConfig(Section):
+    """What only DINO has; the defaults are its paper's but for fewer prototypes and local views."""
 
-    method: Literal["simclr"] = Field("simclr", description="self-supervised method")
+    hidden_dim: Count = Field(2048, description="width of its head")
+    bottleneck_dim: Count = Field(256, description="dimension before the prototypes")
+    output_dim: Annotated[int, Field(ge=2)] = Field(4096, description="prototypes; the paper of DINO has 65536")
+    student_temperature: Positive = Field(0.1, description="temperature of the student")
+    teacher_temperature: Positive = Field(0.04, description="temperature of the teacher; lower is sharper")
+    centre_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="of the teacher's mean output")
+    local_views: Annotated[int, Field(ge=0)] = Field(2, description="small crops of a tile beside its two views")
+    local_scale: tuple[Share, Share] = Field((0.05, 0.4), description="area range of a local crop")
+    local_size: Count | None = Field(
+        None, description="side of local crops in pixels; null: the tile's, which every encoder takes"
+    )
+
+
+class PretrainConfig(OptimiserConfig):
+    """The start of the encoder; the defaults are SimCLR's (paper, appendix A.2)."""
+
+    method: Literal["simclr", "moco", "byol", "dino", "bag_labels"] = Field(
+        "simclr", description="self-supervised method; bag_labels trains tiles with the label of their bag"
+    )
+    optimiser: Literal["sgd", "adamw"] = Field("sgd", description="adamw is for vision transformers")
+    warmup_epochs: Annotated[int, Field(ge=0)] = Field(
+        0, description="epochs in which the learning rate rises from zero"
+    )
     epochs: Annotated[int, Field(ge=0)] = Field(600, description="passes over the training instances; 0 skips")
     batch_size: Annotated[int, Field(ge=2)] = Field(512, description="instances per step over all processes")
-    temperature: Positive = Field(0.5, description="temperature of NT-Xent")
+    temperature: Positive = Field(0.5, description="temperature of the contrastive loss (SimCLR, MoCo)")
+    momentum_encoder: Probability | None = Field(
+        None, description="momentum of the encoder's copy; null: MoCo 0.999, BYOL 0.99 and DINO 0.996 rising to 1"
+    )
+    queue_size: Count = Field(4096, description="embeddings of earlier steps that MoCo contrasts with")
+    dino: DinoConfig = Field(default_factory=DinoConfig)
+    check_every: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="epochs between two checks of the encoder by the validation bag AUC of a quick aggregator, which "
+        "then decide what is kept; 0: none, the last epoch is kept",
+    )
+    check_epochs: Count = Field(20, description="epochs of the quick aggregator")
+    patience: Count | None = Field(None, description="stop after so many checks without a better one; null: never")
     views: ViewsConfig = Field(default_factory=lambda: ViewsConfig(crop_scale=(0.08, 1.0)))
     start: str | None = Field(
         None, description="a run, or a checkpoint of its encoder, to take as the start instead of pretraining one"
@@ -103,6 +140,28 @@ class PretrainConfig(OptimiserConfig):
     @classmethod
     def _absolute(cls, start: str | None) -> str | None:
         return None if start is None else str(Path(start).absolute())
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "PretrainConfig":
+        if self.optimiser == "adamw" and self.learning_rate > MOST_FOR_ADAMW:
+            raise ValueError(
+                f"learning_rate={self.learning_rate:g} is one for SGD; with optimiser=adamw set about 0.0005"
+            )
+        if self.warmup_epochs > self.epochs > 0:
+            raise ValueError(f"warmup_epochs ({self.warmup_epochs}) is larger than epochs ({self.epochs})")
+        if self.patience is not None and self.check_every == 0:
+            raise ValueError("patience counts checks of the encoder; set check_every too")
+        return self
+
+
+class LoraSettings(Section):
+    """Low-rank adaptation of some linear layers; needs peft."""
+
+    rank: Count = Field(8, description="rank of the changes")
+    alpha: Count = Field(16, description="the changes are scaled by alpha / rank")
+    targets: list[str] = Field(
+        ["attn.qkv", "attn.proj"], min_length=1, description="layers, by the ends of their names"
+    )
 
 
 class RefineConfig(OptimiserConfig):
@@ -151,6 +210,12 @@ class RefineConfig(OptimiserConfig):
     aggregator_seeds: Count = Field(
         1, description="aggregators trained per update; pseudo labels are their mean probability"
     )
+    freeze_until: str | None = Field(
+        None, description="block of the encoder up to and with which all weights stay as they are; null: none stays"
+    )
+    lora: LoraSettings | None = Field(
+        None, description="train low-rank changes of a transformer's layers instead of its weights; null: the weights"
+    )
     corrections: str | None = Field(
         None, description="folder of GeoJSON files, one per bag, that mark tiles as truly positive or negative"
     )
@@ -160,6 +225,8 @@ class RefineConfig(OptimiserConfig):
     def _consistent(self) -> "RefineConfig":
         if self.warmup_epochs > self.epochs:
             raise ValueError(f"warmup_epochs ({self.warmup_epochs}) is larger than epochs ({self.epochs})")
+        if self.freeze_until is not None and self.lora is not None:
+            raise ValueError("freeze_until and lora: with lora all weights of the encoder are frozen; set one of them")
         return self
 
 

@@ -31,8 +31,10 @@ from its2clr.engine.seeds import derive_seed
 from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError
 from its2clr.pretrain import pretrain
+from its2clr.pretrain.checks import remove_candidates as remove_checked
 from its2clr.refine.algorithm import refine, remove_candidates
 from its2clr.refine.corrections import trusted_instances
+from its2clr.refine.finetuning import check_limits
 from its2clr.refine.objectives import find_objective
 from its2clr.refine.rounds import Bags, aggregator_seeds
 
@@ -97,14 +99,27 @@ class Stages:
         config = self.config.pretrain
         network = self._fresh_network() if config.start is None else load_network(started_from(config.start))
         check_tile_size(network.encoder, self.cohort.tile_size)
+        check_limits(network.encoder, self.config.refine)
         if config.start is not None:
             self.engine.say(f"pretrain: taken from {config.start}")
         elif config.epochs > 0:
+            if config.method == "dino" and config.dino.local_size is not None:
+                check_tile_size(network.encoder, config.dino.local_size)
             self.engine.say(f"pretrain: {config.method} on {len(self.train.tiles)} training tiles")
             with self.run.lock(), memory_advice("pretrain"):
-                pretrain(network, self.train.tiles, config, self.engine, self.run, self.config.seed)
+                network = pretrain(
+                    network,
+                    self.train,
+                    self.validation,
+                    config,
+                    self.config.aggregator,
+                    self.engine,
+                    self.run,
+                    self.config.seed,
+                )
         self._save(START, network)
         self._mark_done("pretrain", epochs=0 if config.start is not None else config.epochs)
+        remove_checked(self.run)
 
     def refine(self) -> None:
         """Algorithm 1, from the pretrained encoder."""

@@ -46,6 +46,21 @@ class Batches:
 
 
 @dataclass(frozen=True)
+class LocalCrops:
+    """Views of small parts of the tiles, which the network gets as a second argument.
+
+    Attributes:
+        count: Of each tile.
+        scale: Range of their area, as a share of the tile's.
+        size: Their side in pixels; None: the tile's.
+    """
+
+    count: int
+    scale: tuple[float, float]
+    size: int | None
+
+
+@dataclass(frozen=True)
 class EpochResult:
     """What an epoch found."""
 
@@ -66,10 +81,13 @@ class TrainingStep:
         batch_size: Tiles per step over all processes.
         steps: Steps the whole training will take.
         engine: Device and processes.
+        crops: Further views of each tile; None: there are the two views only.
+        records: Whether the step may be recorded and the network compiled: what they do neither looks at values nor
+            moves what it keeps.
 
     Attributes:
         network: The network as it was set up.
-        optimiser: Plain SGD as in the paper.
+        optimiser: Plain SGD as in the paper, or AdamW.
         views: Makes the views.
         replays: Whether steps are recorded and replayed.
     """
@@ -83,8 +101,11 @@ class TrainingStep:
         batch_size: int,
         steps: int,
         engine: Engine,
+        *,
+        crops: LocalCrops | None = None,
+        records: bool = True,
     ) -> None:
-        if engine.compiles(2 * steps * batch_size * tiles.side**2):
+        if records and engine.compiles(2 * steps * batch_size * tiles.side**2):
             network.compile(dynamic=False)
         network.to(engine.device)
         self.network, self.optimiser = engine.set_up(network, make_optimiser(network, config, engine))
@@ -92,7 +113,8 @@ class TrainingStep:
         self.views = ViewMaker(config.views, engine.device, fused=engine.records_steps)
         self._objective = objective
         self._feed = tiles.feed(batch_size // engine.world_size, engine.device)
-        self.replays = engine.records_steps and engine.world_size == 1
+        self._crops = crops
+        self.replays = records and engine.records_steps and engine.world_size == 1
         self._recorded = Recorded(self._step, [self.views.generator])
 
     def batches(self, indices: Tensor) -> Iterator[Tensor]:
@@ -111,8 +133,11 @@ class TrainingStep:
         return (self._recorded if self.replays else self._step)(rows, labels, anchors)
 
     def _step(self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None) -> tuple[Tensor, Tensor]:
-        images = self.views.pair(self._feed.tiles, rows)
-        _, embeddings = self.network(images)
+        views = [self.views.pair(self._feed.tiles, rows)]
+        if self._crops is not None:
+            crops = self._crops
+            views.append(self.views.crops(self._feed.tiles, rows, crops.count, crops.scale, crops.size))
+        _, embeddings = self.network(*views)
         loss = self._objective(embeddings.float(), _both_views(labels), _both_views(anchors))
         self.optimiser.zero_grad(set_to_none=True)
         self.engine.backward(loss)
@@ -121,7 +146,12 @@ class TrainingStep:
 
 
 def train_epoch(
-    step: TrainingStep, batches: Batches, learning_rates: list[float], keys: tuple[int | str, ...]
+    step: TrainingStep,
+    batches: Batches,
+    learning_rates: list[float],
+    keys: tuple[int | str, ...],
+    after_step: Callable[[int], None] | None = None,
+    spread_of: Callable[[Tensor], float] = embedding_spread,
 ) -> EpochResult:
     """Train one epoch; every process takes its share of each batch.
 
@@ -130,6 +160,8 @@ def train_epoch(
         batches: Rows, pseudo labels and anchors of every step.
         learning_rates: One per step.
         keys: Seed, stage and epoch: what the random views are derived from.
+        after_step: Called after every step with its number in the epoch, from 0.
+        spread_of: How far the embeddings of the last step are spread.
 
     Raises:
         TrainingError: The loss is not a number.
@@ -150,8 +182,10 @@ def train_epoch(
             anchors = None if mine.anchors is None else mine.anchors[number]
             loss, embeddings = step(rows, labels, anchors, learning_rates[number])
             losses[number] = loss
+            if after_step is not None:
+                after_step(number)
             progress.advance()
-    spread = embedding_spread(embeddings)  # waits for the device, so the time below is that of the work
+    spread = spread_of(embeddings)  # waits for the device, so the time below is that of the work
     seconds = time.perf_counter() - started
     engine.share_buffers(step.network)
     mean_loss, mean_spread = engine.mean_over_processes(losses.mean(), spread)
@@ -174,16 +208,27 @@ def cosine_or_constant(config: OptimiserConfig, epoch: int, epochs: int, steps: 
     ]
 
 
+def warmed_up(rates: list[float], epoch: int, warmup_epochs: int) -> list[float]:
+    """Learning rates of an epoch (counted from 0) with a linear rise from zero over the first epochs."""
+    steps = len(rates)
+    return [
+        rate * min(1.0, (epoch * steps + step + 1) / max(warmup_epochs * steps, 1)) for step, rate in enumerate(rates)
+    ]
+
+
 def make_optimiser(network: nn.Module, config: OptimiserConfig, engine: Engine) -> torch.optim.Optimizer:
-    """Plain SGD as in the paper; the step sets its learning rate, which for a recorded step must be a tensor."""
-    rate = torch.tensor(config.learning_rate, device=engine.device) if engine.records_steps else config.learning_rate
-    return torch.optim.SGD(
-        network.parameters(),
-        lr=rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        fused=engine.records_steps or None,
-    )
+    """SGD as in the paper, or AdamW, over all that is not frozen.
+
+    The step sets its learning rate, which for a recorded step must be a tensor.
+    """
+    records = engine.records_steps
+    rate = torch.tensor(config.learning_rate, device=engine.device) if records else config.learning_rate
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    fused = records or None
+    if isinstance(config, PretrainConfig) and config.optimiser == "adamw":
+        betas, decay = (config.momentum, 0.999), config.weight_decay
+        return torch.optim.AdamW(parameters, rate, betas, weight_decay=decay, fused=fused, capturable=records)
+    return torch.optim.SGD(parameters, lr=rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused)
 
 
 def _both_views(values: Tensor | None) -> Tensor | None:

@@ -64,9 +64,7 @@ class ViewMaker:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Views (B, 3, H, W), float32 in [0, 1], of tiles (B, 3, H, W), uint8 or float in [0, 1]."""
-        order = torch.from_numpy(self._host.permutation(len(COLOUR_OPERATIONS)).astype("int32"))[None]
-        drawn = draw(self.config, len(images), images.shape[-1], self.generator, images.device, order)
-        return apply(images, drawn)
+        return self._plain(self.config, images)
 
     def pair(self, tiles: Tensor, rows: Tensor) -> Tensor:
         """Two views of each of some tiles, (2B, 3, H, W), first views first.
@@ -75,13 +73,34 @@ class ViewMaker:
             tiles: (N, 3, H, W) uint8.
             rows: (B,) which of them, on the same device.
         """
+        return self._several(self.config, tiles, rows, 2)
+
+    def crops(self, tiles: Tensor, rows: Tensor, count: int, scale: tuple[float, float], size: int | None) -> Tensor:
+        """More views, of small parts of the tiles: (count * B, 3, size, size), the first one of every tile first.
+
+        Args:
+            tiles: (N, 3, H, W) uint8.
+            rows: (B,) which of them, on the same device.
+            count: Views of each.
+            scale: Range of the parts' area, as a share of the tile's.
+            size: Side of the views in pixels; None: the tile's.
+        """
+        views = self._several(self.config.model_copy(update={"crop_scale": scale}), tiles, rows, count)
+        return views if size is None else F.interpolate(views, (size, size), mode="bilinear", antialias=True)
+
+    def _several(self, config: ViewsConfig, tiles: Tensor, rows: Tensor, count: int) -> Tensor:
         if not self.fused:
             images = tiles.index_select(0, rows)
-            return torch.cat([self(images), self(images)])
+            return torch.cat([self._plain(config, images) for _ in range(count)])
         from its2clr.views_fused import fused_views
 
-        twice = rows.repeat(2)
-        return fused_views(tiles, twice, draw(self.config, len(twice), tiles.shape[-1], self.generator, tiles.device))
+        repeated = rows.repeat(count)
+        drawn = draw(config, len(repeated), tiles.shape[-1], self.generator, tiles.device)
+        return fused_views(tiles, repeated, drawn)
+
+    def _plain(self, config: ViewsConfig, images: Tensor) -> Tensor:
+        order = torch.from_numpy(self._host.permutation(len(COLOUR_OPERATIONS)).astype("int32"))[None]
+        return apply(images, draw(config, len(images), images.shape[-1], self.generator, images.device, order))
 
 
 def draw(

@@ -7,13 +7,14 @@ import pytest
 import torch
 from tests.conftest import TINY
 
-from its2clr.config import EngineConfig, resolve_config
+from its2clr.config import DinoConfig, EngineConfig, resolve_config
 from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import create_network
 from its2clr.engine.checkpoint import load_optimiser, optimiser_tensors
 from its2clr.engine.devices import Engine
 from its2clr.engine.tiles import TileStore
 from its2clr.errors import TrainingError
+from its2clr.pretrain.loop import prepare
 from its2clr.pretrain.simclr import simclr_objective
 from its2clr.training import Batches, TrainingStep, train_epoch
 
@@ -55,6 +56,35 @@ def test_a_recorded_step_is_the_plain_one():
     assert train(recorded, 4) == pytest.approx(train(plain, 4), rel=1e-3)
     for one, other in zip(network.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["simclr", "moco", "byol", "dino", "bag_labels"])
+def test_every_pretraining_method_trains_in_mixed_precision_with_adamw(name):
+    engine = Engine(EngineConfig(accelerator="cuda"))
+    engine.bars.enabled = False
+    settings = {"method": name, "optimiser": "adamw", "learning_rate": 0.001, "queue_size": 128}
+    dino = {"hidden_dim": 32, "bottleneck_dim": 16, "output_dim": 64, "local_size": 32}
+    config = resolve_config("demo", TINY).pretrain.model_copy(update={**settings, "dino": DinoConfig(**dino)})
+    network = create_network(resolve_config("demo", TINY))
+    method = prepare(network, config, 0)
+    tiles = TileStore(random_tiles().cuda())
+    step = TrainingStep(
+        method.network, tiles, method.loss, config, 64, 1, engine, crops=method.crops, records=method.records
+    )
+    assert step.replays == (name in {"simclr", "bag_labels"})
+    indices = torch.randperm(256, generator=torch.Generator().manual_seed(1)).view(4, 64)
+    batches = Batches(indices, (indices % 2) if method.labelled else None)
+    before = [parameter.clone() for parameter in method.kept.encoder.parameters()]
+    for epoch in (1, 2):
+
+        def after_step(number, before=4 * (epoch - 1)):
+            if method.update is not None:
+                method.update(before + number, 16)
+
+        found = train_epoch(step, batches, [0.001] * 4, (0, "pretrain", epoch), after_step, method.spread)
+        assert 0 < found.spread <= 1
+    after = list(method.kept.encoder.parameters())
+    assert all(not torch.equal(one.to(other), other) for one, other in zip(before, after, strict=True))
 
 
 def test_tiles_from_host_memory_train_the_same():

@@ -6,7 +6,7 @@ import pytest
 
 from its2clr.errors import InputError
 from its2clr.experiments.plan import Planner
-from its2clr.experiments.spec import Cell, Resampling, experiments, read_budget
+from its2clr.experiments.spec import Cell, Resampling, experiments, read_budget, starts
 
 COHORT = {"": Path("/cohorts/mine")}
 
@@ -33,8 +33,10 @@ def test_every_job_starts_from_one_pretraining(planner):
     cells = [cell for spec in experiments().values() for cell in spec.cells().values()]
     jobs = planner.plan(cells, seeds=2)
     assert len({planner.name(job) for job in jobs}) * 2 == len(jobs)
-    starts = {job.start for job in jobs} - {None}
-    assert sorted(start.seed for start in starts) == [0, 1]
+    own = {job.start for job in jobs if job.start is not None and not job.start.values}
+    assert sorted(start.seed for start in own) == [0, 1]
+    others = {job.start for job in jobs if job.start is not None} - own
+    assert len(others) == 2 * len(starts())  # the starts of tab:diffpretrained
     from_nothing = [job for job in jobs if job.start is None]
     assert {(job.stage, job.settings.get("end_to_end.start")) for job in from_nothing} == {
         ("pretrain", None),
@@ -56,6 +58,26 @@ def test_another_encoder_is_another_start(planner):
     assert planner.config(other.start).pretrain.epochs == 7
     assert planner.name(other.start) != planner.name(plain.start)
     assert planner.name(other) != planner.name(plain)
+
+
+def test_a_named_start_is_trained_as_the_budget_says(planner):
+    job = planner.job(Cell(method="its2clr", start="dino_vit"), 0)
+    config = planner.config(job.start)
+    assert (config.pretrain.method, config.pretrain.optimiser, config.pretrain.epochs) == ("dino", "adamw", 1)
+    assert config.encoder.name == planner.config(job).encoder.name == "vit_small_patch16_224"
+    assert planner.job(Cell(method="simclr", start="dino_vit"), 0).start == job.start
+    drawn = planner.config(planner.job(Cell(method="its2clr", start="random"), 0).start)
+    assert (drawn.pretrain.method, drawn.pretrain.epochs) == ("simclr", 0)
+    supervised = planner.config(planner.job(Cell(method="its2clr", start="supervised"), 0).start)
+    assert (supervised.pretrain.method, supervised.encoder.pretrained) == ("bag_labels", False)
+    supervised = Planner(read_budget("paper"), COHORT, None, {}).job(Cell(method="its2clr", start="supervised"), 0)
+    assert supervised.start.settings == {"encoder.norm": "batch", "encoder.pretrained": True, "pretrain.epochs": 0}
+
+
+def test_the_user_may_train_a_start_longer_but_not_make_it_another():
+    planner = Planner(read_budget("smoke"), COHORT, None, {"pretrain.epochs": 9, "pretrain.method": "simclr"})
+    config = planner.config(planner.job(Cell(method="its2clr", start="byol"), 0).start)
+    assert (config.pretrain.method, config.pretrain.epochs) == ("byol", 9)
 
 
 def name(overrides=None, budget="smoke", recipe=None, method="its2clr", cohort=COHORT, start=False, **cell):

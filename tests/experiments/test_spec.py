@@ -1,13 +1,17 @@
 """The specs: every table and figure of the paper is there, with the paper's numbers, and says where ours come from."""
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from its2clr.aggregators import aggregator_names
 from its2clr.config import resolve_config
 from its2clr.errors import InputError
 from its2clr.experiments.metrics import METRICS
-from its2clr.experiments.spec import Cell, Experiment, datasets, experiments, methods, read_budget, select
+from its2clr.experiments.spec import Cell, Experiment, datasets, experiments, methods, read_budget, select, starts
 
 LABELS = {
     "tab:calsscollision", "tab:mainresult", "tab:aggregator_results", "tab:instance_test", "tab:e2e_comp",
@@ -21,16 +25,16 @@ LABELS = {
 
 def test_every_table_and_figure_of_the_paper_is_there():
     assert set(experiments()) >= LABELS
+    assert all(spec.paper for spec in experiments().values() if spec.kind == "table")
 
 
 @pytest.mark.parametrize("spec", experiments().values(), ids=lambda spec: spec.label)
 def test_every_cell_says_where_its_number_comes_from(spec):
     for place, cell in spec.cells().items():
         assert cell.dataset in datasets()
-        if cell.missing is not None:
-            assert spec.label.startswith("tab:diffpretrained"), place
-            continue
+        assert cell.missing is None, place
         assert cell.method in methods(), place
+        assert cell.start is None or cell.start in starts(), place
         if spec.kind == "table":
             assert (cell.metric in METRICS) != (cell.setting is not None), place
         assert cell.aggregator is None or cell.aggregator in aggregator_names()
@@ -77,6 +81,9 @@ def test_the_paper_recipe_is_the_papers_for_camelyon16():
 def test_budgets_resolve(name):
     budget = read_budget(name)
     resolve_config(budget.recipe, budget.values)
+    assert budget.starts.keys() <= starts().keys()
+    for start, values in starts().items():
+        resolve_config(budget.recipe, {**budget.values, **values, **budget.starts.get(start, {})})
 
 
 def test_names():
@@ -100,3 +107,27 @@ def test_a_table_without_the_papers_number_is_refused():
     values["paper"]["ItS2CLR"] = values["paper"]["ItS2CLR"][:-1]
     with pytest.raises(ValidationError, match="5 numbers for 6 columns"):
         Experiment.model_validate(values)
+
+
+def test_a_table_of_ones_own_is_a_file(tmp_path):
+    (own,) = select([str(Path(__file__).parents[2] / "benchmarks" / "ablations.yaml")])
+    assert own.label == "ablations"
+    assert len(own.cells()) == 6
+    values = yaml.safe_load(own.model_dump_json(exclude={"paper"}, exclude_defaults=True))
+    without = tmp_path / "mine.yaml"
+    without.write_text(yaml.safe_dump(values))
+    assert [spec.label for spec in select([str(without), "tab:WR_exp"])] == ["ablations", "tab:WR_exp"]
+
+
+@pytest.mark.parametrize("change", [{"label": "../out"}, {"colour": "red"}, {"rows": {"A": {"method": "nobody"}}}])
+def test_a_file_that_holds_no_table_is_said(change, tmp_path):
+    path = tmp_path / "mine.yaml"
+    values = {"label": "mine", "title": "x", "kind": "table", "paper_data": "x", "cell": {"metric": "bag_auc"}}
+    table = {"rows": {"A": {"method": "simclr"}}, "columns": {"B": {}}, **values}
+    path.write_text(yaml.safe_dump(table))
+    select([str(path)])
+    path.write_text(yaml.safe_dump(table | change))
+    with pytest.raises(InputError, match=re.escape(str(path))):
+        select([str(path)])
+    with pytest.raises(InputError, match="no file"):
+        select([str(tmp_path / "none.yaml")])

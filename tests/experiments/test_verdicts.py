@@ -2,6 +2,7 @@ import pytest
 
 from its2clr.experiments.collect import Found, _points, _summary
 from its2clr.experiments.metrics import NO_TRUTH, NOT_MEASURED, Value, read_metric
+from its2clr.experiments.render import table_frame, table_markdown
 from its2clr.experiments.spec import Experiment, experiments
 from its2clr.experiments.verdicts import compare, sentences
 
@@ -54,6 +55,21 @@ def test_a_method_that_fails_in_some_seeds_is_not_level(lost, verdict):
     for line in "AB":
         found[line, "SimCLR"] = Found(0.0, 0.0, "seeds", {seed: 90 - less for seed, less in enumerate(lost)})
     assert compare(spec(), found)[0].verdict == verdict
+
+
+def test_what_the_paper_does_not_compare_is_said_apart():
+    values = spec("rows").model_dump()
+    values["paper"] = {"SimCLR": [80, None], "ItS2CLR": [90, None]}
+    table = Experiment.model_validate(values)
+    numbers = {"SimCLR": {0: 70.0, 1: 71.0}, "ItS2CLR": {0: 80.0, 1: 82.0}}
+    found = {(method, line): Found(0.0, values=numbers[method]) for method in numbers for line in "AB"}
+    comparisons = compare(table, found)
+    assert [(one.line, one.verdict) for one in comparisons] == [("A", "same"), ("B", "unknown")]
+    text = sentences(table, comparisons)
+    assert "1 of 1 comparisons have the paper's order" in text
+    assert "Not in the paper, as ItS2CLR minus the other: B, SimCLR: +10.50 ± 0.71." in text
+    assert "not in the paper" in table_markdown(table, found)
+    assert table_frame(table, found)["paper"].isna().sum() == 2
 
 
 def test_missing_numbers_are_not_compared():

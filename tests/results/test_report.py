@@ -17,7 +17,7 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import decode
 from its2clr.config import resolve_config
 from its2clr.engine.rundir import read_run_config
-from its2clr.results.report import curves, write_report
+from its2clr.results.report import curves, panels, write_report
 from its2clr.results.report.collect import collect
 from its2clr.results.report.page import called_at_validation
 from its2clr.results.report.settings import command_again
@@ -295,3 +295,13 @@ def test_tables_are_sorted_in_a_browser(html, tmp_path):
     assert orders[0] == sorted(orders[0])
     assert orders[1] == sorted(orders[0], reverse=True)
     assert said == []
+
+
+def test_checks_while_pretraining_are_a_curve_and_the_limit_is_that_of_the_method():
+    epochs = [{"stage": "pretrain", "epoch": n, "loss": 2.0 - n / 10, "spread": 0.3} for n in (1, 2, 3)]
+    checks = [{"stage": "pretrain_check", "epoch": n, "validation_auc": 0.5 + n / 10} for n in (1, 3)]
+    drawn = str(panels.training([*epochs, *checks], resolve_config("demo")))
+    assert "pretrain: validation bag AUC" in drawn
+    assert "one point" in drawn
+    assert "pretrain: validation bag AUC" not in str(panels.training(epochs, resolve_config("demo")))
+    assert "one point" not in str(panels.training(epochs, resolve_config("demo", {"pretrain.method": "byol"})))

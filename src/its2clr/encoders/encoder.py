@@ -26,7 +26,9 @@ class Encoder(nn.Module):
     def __init__(self, backbone: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
         self.backbone = backbone
-        self.feature_dim = int(backbone.num_features)  # type: ignore[arg-type]
+        # Some networks widen their features after pooling; timm then says so.
+        self.feature_dim = int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
+        self.frozen: tuple[nn.Module, ...] = ()
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
 
@@ -35,6 +37,13 @@ class Encoder(nn.Module):
         normalised = (to_float(images) - self.mean) / self.std
         features: Tensor = self.backbone(normalised.contiguous(memory_format=torch.channels_last))
         return features
+
+    def train(self, mode: bool = True) -> "Encoder":
+        """Set training or evaluation mode; what is frozen stays in evaluation mode."""
+        super().train(mode)
+        for module in self.frozen:
+            module.eval()
+        return self
 
 
 class EmbeddingNetwork(nn.Module):
@@ -82,14 +91,14 @@ def check_tile_size(encoder: Encoder, tile_size: int) -> None:
     """Try the encoder on blank tiles, in training mode as pretraining will.
 
     Raises:
-        InputError: It cannot take tiles of this size.
+        InputError: It cannot take tiles of this size, or gives no pooled features.
     """
     was_training = encoder.training
     state = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     try:
         with torch.no_grad():
-            encoder.train()(torch.zeros(2, 3, tile_size, tile_size))
-    except (ValueError, RuntimeError, AssertionError) as error:
+            features = encoder.train()(torch.zeros(2, 3, tile_size, tile_size))
+    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise InputError(
             f"the encoder cannot take this cohort's tiles of {tile_size} x {tile_size} pixels: {error}. Pack larger "
             "tiles (--tile-size), or choose another encoder or its options (a ViT takes encoder.options.img_size)"
@@ -97,6 +106,11 @@ def check_tile_size(encoder: Encoder, tile_size: int) -> None:
     finally:
         encoder.load_state_dict(state)
         encoder.train(was_training)
+    if features.shape != (2, encoder.feature_dim):
+        raise InputError(
+            f"the encoder gives {tuple(features.shape)} for two tiles instead of one feature vector of "
+            f"{encoder.feature_dim} numbers each; choose another encoder, or its pooling (encoder.options.global_pool)"
+        )
 
 
 def create_projector(feature_dim: int, config: ProjectorConfig) -> nn.Module:

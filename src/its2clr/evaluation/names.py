@@ -2,24 +2,41 @@
 
 from pathlib import Path
 
-from its2clr.config import PretrainConfig, RefineConfig, RunConfig
+from its2clr.config import RefineConfig, RunConfig
 
-REFINED_CHECKPOINT = "encoder-its2clr.safetensors"
+METHOD_NAMES = {
+    "simclr": "SimCLR",
+    "moco": "MoCo",
+    "byol": "BYOL",
+    "dino": "DINO",
+    "bag_labels": "Bag labels on tiles",
+}
+OTHER_CHECKPOINTS = {"encoder-its2clr.safetensors": "Refined before", "encoder-end_to_end.safetensors": "End to end"}
+"""Encoders of a run that are not its start; that of a corrected run was refined already."""
 
 
 def encoder_names(config: RunConfig) -> dict[str, str]:
     """The name of each encoder: before refinement, refined, trained end to end."""
     return {
-        "simclr": start_name(config.pretrain),
+        "simclr": start_name(config),
         "its2clr": refinement_name(config.refine),
         "end_to_end": "End to end",
     }
 
 
-def start_name(config: PretrainConfig) -> str:
-    """What the encoder before refinement is: that of a corrected run was refined already."""
-    refined_before = config.start is not None and Path(config.start).name == REFINED_CHECKPOINT
-    return "Refined before" if refined_before else "SimCLR"
+def start_name(config: RunConfig) -> str:
+    """What the encoder before refinement is; one that was taken from another run is called as it is there."""
+    start = config.pretrain.start
+    if start is None:
+        if config.pretrain.epochs > 0:
+            return METHOD_NAMES[config.pretrain.method]
+        return "Pretrained weights" if config.encoder.pretrained else "Random"
+    if Path(start).name in OTHER_CHECKPOINTS:
+        return OTHER_CHECKPOINTS[Path(start).name]
+    from its2clr.engine.rundir import read_run_config
+
+    other = read_run_config(start if Path(start).is_dir() else Path(start).parents[1])
+    return "Given start" if other is None else start_name(other[0])
 
 
 def refinement_name(config: RefineConfig) -> str:

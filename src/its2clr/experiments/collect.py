@@ -134,9 +134,9 @@ class Collector:
         return results
 
 
-def paper_number(spec: Experiment, row: str, column: str) -> Number:
-    """The paper's number of a cell."""
-    return spec.paper[row][list(spec.columns).index(column)]
+def paper_number(spec: Experiment, row: str, column: str) -> Number | None:
+    """The paper's number of a cell; None where it has none."""
+    return spec.paper[row][list(spec.columns).index(column)] if spec.paper else None
 
 
 def _summary(values: Mapping[int, Value], scale: float, reason: str | None) -> Found:

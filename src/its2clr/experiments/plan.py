@@ -11,7 +11,7 @@ from its2clr.config import RunConfig, flatten, read_recipe, resolve_config
 from its2clr.engine.files import hash_files
 from its2clr.errors import InputError
 from its2clr.experiments.metrics import of_features
-from its2clr.experiments.spec import BASE_DATASET, Budget, Cell, Resampling, Stage, datasets, methods
+from its2clr.experiments.spec import BASE_DATASET, Budget, Cell, Resampling, Stage, datasets, methods, starts
 
 _NOT_LOOKED_AT: dict[Stage, tuple[str, ...]] = {
     "pretrain": ("aggregator", "refine", "end_to_end", "evaluation"),
@@ -103,6 +103,7 @@ class Planner:
             raise InputError("--set seed: seeds are 0, 1, ...; --seeds says how many")
         self.budget, self.cohorts, self.out = budget, cohorts, out
         self._recipe = recipe or budget.recipe
+        self._starts = budget.starts if recipe is None else {}
         self._values = {**(budget.values if recipe is None else {}), **overrides}
         self._of_user = set(flatten(overrides))
         self._of_recipe = set() if recipe is None else set(flatten(read_recipe(recipe)))
@@ -123,7 +124,7 @@ class Planner:
         # What the user sets stands above a dataset's settings; a recipe above those of the dataset all cells are of.
         chosen = self._of_user | (self._of_recipe if cell.dataset == BASE_DATASET else set())
         of_dataset = {key: value for key, value in datasets()[cell.dataset].items() if key not in chosen}
-        values = {**of_dataset, **method.values, **cell.values}
+        values = {**of_dataset, **self._start(cell.start), **method.values, **cell.values}
         if values.get("aggregator.name", self.base.aggregator.name) != self.base.aggregator.name:
             values["aggregator.options"] = {}
         kept = {
@@ -133,6 +134,13 @@ class Planner:
         }
         pairs = tuple(sorted((key, json.dumps(value)) for key, value in kept.items()))
         return Job(method.stage, str(cohort), cell.cohort, pairs, seed)
+
+    def _start(self, name: str | None) -> dict[str, Any]:
+        """Settings of a start; what makes it that start stands above what the user sets, how it is trained does not."""
+        if name is None:
+            return {}
+        of_budget = {key: value for key, value in self._starts.get(name, {}).items() if key not in self._of_user}
+        return {**starts()[name], **of_budget}
 
     def config(self, job: Job) -> RunConfig:
         """All settings of a job's run; sections its stage does not look at are left as the package has them."""

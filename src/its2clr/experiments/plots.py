@@ -41,7 +41,8 @@ def draw_table(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Fou
             for position, name in enumerate(names):
                 place = (name, panel) if by_rows else (panel, name)
                 ours, paper = found[place], paper_number(spec, *place)
-                upper.plot(paper.mean, position, "D", color=COLOURS[1], mfc="none", label="paper (upper axis)")
+                if paper is not None:
+                    upper.plot(paper.mean, position, "D", color=COLOURS[1], mfc="none", label="paper (upper axis)")
                 if ours.mean is not None:
                     axis.errorbar(
                         ours.mean, position, xerr=ours.spread, fmt="o", color=COLOURS[0], label="ours (lower axis)"

@@ -110,7 +110,9 @@ def write_experiment(
     return text
 
 
-def _cell(ours: Found, paper: Number, digits: int, notes: dict[str, int]) -> str:
+def _cell(ours: Found, paper: Number | None, digits: int, notes: dict[str, int]) -> str:
+    if paper is None:
+        return f"{_ours(ours, digits, notes)}<br>*not in the paper*"
     printed = f"{paper.mean:.{digits}f}" + ("" if paper.std is None else f" ± {paper.std:.{digits}f}")
     return f"{_ours(ours, digits, notes)}<br>*paper {printed}*"
 
@@ -138,5 +140,5 @@ def _numbers(ours: Found) -> dict[str, Any]:
     }
 
 
-def _paper(paper: Number) -> dict[str, Any]:
-    return {"paper": paper.mean, "paper_std": paper.std}
+def _paper(paper: Number | None) -> dict[str, Any]:
+    return {"paper": None, "paper_std": None} if paper is None else {"paper": paper.mean, "paper_std": paper.std}

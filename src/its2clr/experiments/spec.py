@@ -2,12 +2,14 @@
 
 import difflib
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from its2clr.errors import InputError
 
@@ -49,6 +51,7 @@ class Cell(Strict):
 
     Attributes:
         method: Name in methods.yaml.
+        start: Name in starts.yaml of another start than the budget's own.
         dataset: Name in datasets.yaml: its settings and the cohort given for it.
         cohort: Change of the cohort.
         aggregator: Trained on the frozen features; None: the run's.
@@ -60,6 +63,7 @@ class Cell(Strict):
     """
 
     method: str | None = None
+    start: str | None = None
     dataset: str = BASE_DATASET
     cohort: Annotated[Resampling, BeforeValidator(_resampling)] = Resampling()
     aggregator: str | None = None
@@ -130,10 +134,10 @@ class Experiment(Strict):
         bags: Quantiles of the test bags shown (maps).
         methods: Whether methods are compared along the columns or the rows.
         reference: The row or column that the others are compared with.
-        paper: The paper's numbers by row.
+        paper: The paper's numbers by row; null where a row or column is none of the paper's.
     """
 
-    label: str
+    label: str = Field(pattern=r"^[A-Za-z0-9][\w:.-]*$")
     title: str
     position: int = 100
     kind: Kind
@@ -150,11 +154,11 @@ class Experiment(Strict):
     bags: list[float] = Field(default_factory=list)
     methods: Literal["rows", "columns"] | None = None
     reference: str | None = None
-    paper: dict[str, list[Annotated[Number, BeforeValidator(_number)]]] = Field(default_factory=dict)
+    paper: dict[str, list[Annotated[Number | None, BeforeValidator(_number)]]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _complete(self) -> "Experiment":
-        if self.kind == "table":
+        if self.kind == "table" and self.paper:
             if list(self.paper) != list(self.rows):
                 raise ValueError("the paper's rows and ours differ")
             for row, numbers in self.paper.items():
@@ -189,7 +193,7 @@ class Experiment(Strict):
 
 
 class Method(Strict):
-    """What is run from the SimCLR start."""
+    """What is run from the start."""
 
     stage: Stage
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
@@ -203,6 +207,7 @@ class Budget(Strict):
         recipe: Recipe the settings start from.
         values: Settings that replace some of it.
         embedded: Size and settings of the embedded cohort that is drawn when no cohort is given.
+        starts: Settings that replace some of a start in starts.yaml.
         sub_bag_size: Instances of a sub-bag where an experiment wants sub-bags.
         seeds: Training seeds unless told otherwise.
     """
@@ -211,6 +216,7 @@ class Budget(Strict):
     recipe: str
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
     embedded: dict[str, Any] | None = None
+    starts: dict[str, dict[str, Any]] = Field(default_factory=dict)
     sub_bag_size: int = 500
     seeds: int = 1
 
@@ -235,19 +241,49 @@ def datasets() -> dict[str, dict[str, Any]]:
     return _read_file("datasets.yaml")
 
 
+@cache
+def starts() -> dict[str, dict[str, Any]]:
+    """The starting points other than the budget's own, by name."""
+    return _read_file("starts.yaml")
+
+
 def read_budget(name: str) -> Budget:
     """A budget by name."""
     return Budget.model_validate(_read_file(f"budgets/{name}.yaml"))
 
 
-def select(names: list[str]) -> list[Experiment]:
-    """Experiments by label; "all" is every one, `tab:diffpretrained` both of its parts.
+def read_experiment(path: Path) -> Experiment:
+    """A table or figure of the user's own, described like those in `specs/`.
 
     Raises:
-        InputError: A label is unknown (the closest is named).
+        InputError: The file is not there, or says something an experiment does not have.
+    """
+    if not path.is_file():
+        raise InputError(f"no file {path}")
+    try:
+        own = Experiment.model_validate(_read(path.read_text(encoding="utf-8")))
+    except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a table or figure as `reproduce` takes them: {error}") from error
+    known: dict[str, Mapping[str, Any]] = {"method": methods(), "start": starts(), "dataset": datasets()}
+    for cell in own.cells().values():
+        for what, names in known.items():
+            if (named := getattr(cell, what)) is not None and named not in names:
+                raise InputError(f"{path}: no {what} named {named!r}; there are {', '.join(names)}")
+    return own
+
+
+def select(names: list[str]) -> list[Experiment]:
+    """Experiments by label; "all" is every one, `tab:diffpretrained` both of its parts, `FILE.yaml` one of your own.
+
+    Raises:
+        InputError: A label is unknown (the closest is named), or the file holds no experiment.
     """
     chosen: dict[str, Experiment] = {}
     for name in names:
+        if name.endswith(".yaml"):
+            own = read_experiment(Path(name))
+            chosen[own.label] = own
+            continue
         parts = {
             label: spec
             for label, spec in experiments().items()

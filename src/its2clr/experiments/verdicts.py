@@ -23,18 +23,18 @@ class Comparison:
     Attributes:
         line: The row (or column) in which they are compared.
         method: The other method.
-        paper: Reference minus method in the paper.
+        paper: Reference minus method in the paper; None where it does not compare them.
         ours: Reference minus method here, mean over the seeds that have both.
         spread: Standard deviation of the seeds' differences; None with fewer than two.
-        verdict: "same" order as the paper's, "level", "reversed", or "unknown" (no spread to judge by). Level means
-            that the mean difference is within the spread and that the seeds do not agree on its sign beyond chance
-            (sign test at 5%, from six seeds on). The sign test is for methods that fail in some seeds altogether: their
-            spread is as large as what they lose.
+        verdict: "same" order as the paper's, "level", "reversed", or "unknown" (no spread to judge by, or nothing in
+            the paper to compare with). Level means that the mean difference is within the spread and that the seeds do
+            not agree on its sign beyond chance (sign test at 5%, from six seeds on). The sign test is for methods that
+            fail in some seeds altogether: their spread is as large as what they lose.
     """
 
     line: str
     method: str
-    paper: float
+    paper: float | None
     ours: float
     spread: float | None
     verdict: Verdict
@@ -57,13 +57,14 @@ def compare(spec: Experiment, found: Mapping[tuple[str, str], Found]) -> list[Co
             differences = np.array([reference[seed] - other[seed] for seed in both])
             ours = float(differences.mean())
             spread = float(differences.std(ddof=1)) if len(both) > 1 else None
-            paper = paper_number(spec, *places[0]).mean - paper_number(spec, *places[1]).mean
+            numbers = [paper_number(spec, *place) for place in places]
+            paper = None if numbers[0] is None or numbers[1] is None else numbers[0].mean - numbers[1].mean
             comparisons.append(Comparison(line, method, paper, ours, spread, _verdict(paper, differences)))
     return comparisons
 
 
-def _verdict(paper: float, differences: NDArray[np.float64]) -> Verdict:
-    if len(differences) < 2:
+def _verdict(paper: float | None, differences: NDArray[np.float64]) -> Verdict:
+    if len(differences) < 2 or paper is None:
         return "unknown"
     ours = differences.mean()
     signs = np.sign(differences[differences != 0])
@@ -74,17 +75,29 @@ def _verdict(paper: float, differences: NDArray[np.float64]) -> Verdict:
 
 
 def sentences(spec: Experiment, comparisons: Sequence[Comparison]) -> str:
-    """The comparisons in words: how many have the paper's order, and each that has not."""
-    if not comparisons:
-        return ""
+    """The comparisons in words: how many have the paper's order, each that has not, and those it does not make."""
+    papers = [one for one in comparisons if one.paper is not None]
+    beyond = [
+        f"{one.line}, {one.method}: {one.ours:+.{spec.digits}f}"
+        + ("" if one.spread is None else f" ± {one.spread:.{spec.digits}f}")
+        for one in comparisons
+        if one.paper is None
+    ]
+    paragraphs = _against_the_paper(spec, papers) if papers else []
+    if beyond:
+        paragraphs.append(f"Not in the paper, as {spec.reference} minus the other: {'; '.join(beyond)}.")
+    return "\n\n".join(paragraphs)
+
+
+def _against_the_paper(spec: Experiment, comparisons: Sequence[Comparison]) -> list[str]:
     counts = Counter(one.verdict for one in comparisons)
     if counts["unknown"] == len(comparisons):
-        return f"One seed: no spread to compare the order with {spec.reference} by."
-    text = (
+        return [f"One seed: no spread to compare the order with {spec.reference} by."]
+    paragraphs = [
         f"Against {spec.reference}, by the seeds' differences: {counts['same']} of {len(comparisons)} comparisons have "
         f"the paper's order, {counts['level']} are level within the spread, {counts['reversed']} are the other way "
         "round." + (f" {counts['unknown']} have no spread to judge by." if counts["unknown"] else "")
-    )
+    ]
     reversed_ = [
         f"{one.line}, {one.method}: {one.ours:+.{spec.digits}f} ± {one.spread:.{spec.digits}f} "
         f"(paper {one.paper:+.{spec.digits}f})"
@@ -92,10 +105,10 @@ def sentences(spec: Experiment, comparisons: Sequence[Comparison]) -> str:
         if one.verdict == "reversed"
     ]
     if reversed_:
-        text += f"\n\nThe other way round, as {spec.reference} minus the other: {'; '.join(reversed_)}."
+        paragraphs.append(f"The other way round, as {spec.reference} minus the other: {'; '.join(reversed_)}.")
     level = Counter(one.method for one in comparisons if one.verdict == "level")
     if level:
         of = Counter(one.method for one in comparisons)
         listed = ", ".join(f"{method} ({count} of {of[method]})" for method, count in level.items())
-        text += f"\n\nLevel with {spec.reference}: {listed}."
-    return text
+        paragraphs.append(f"Level with {spec.reference}: {listed}.")
+    return paragraphs

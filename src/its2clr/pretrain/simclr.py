@@ -4,6 +4,9 @@ import torch
 from lightly.utils import dist
 from torch import Tensor
 
+from its2clr.config import PretrainConfig
+from its2clr.encoders.encoder import EmbeddingNetwork
+from its2clr.pretrain.method import Method
 from its2clr.refine.supcon import gathered_supervised_contrastive_loss
 from its2clr.training import Objective
 
@@ -21,3 +24,8 @@ def simclr_objective(temperature: float) -> Objective:
         return gathered_supervised_contrastive_loss(embeddings, tiles.repeat(2), None, temperature)
 
     return objective
+
+
+def simclr(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
+    """SimCLR on the configured projector; both are kept."""
+    return Method(network, simclr_objective(config.temperature), network)

@@ -18,6 +18,7 @@ from its2clr.engine.devices import Engine
 from its2clr.engine.files import atomic_path
 from its2clr.engine.guard import CollapseGuard
 from its2clr.engine.rundir import RunDirectory, TrainingState
+from its2clr.refine.finetuning import limit_training, without_lora
 from its2clr.refine.objectives import find_objective
 from its2clr.refine.pseudo_labels import Pools, trust, with_trusted
 from its2clr.refine.rounds import Bags, aggregator_seeds, run_round, save_round
@@ -63,6 +64,7 @@ def refine(
     Raises:
         TrainingError: The loss became not-a-number or the representation collapsed.
     """
+    limit_training(network.encoder, config, seed)
     prepared = find_objective(config.objective)(network, config, seed)
     learner = prepared.network
     reader = config.reader or aggregator
@@ -94,7 +96,8 @@ def refine(
                 state.notes |= {"best_validation_auc": found.validation_auc, "best_epoch": epoch}
             if engine.is_writer:
                 if improved:
-                    save_network(run.checkpoint(CANDIDATE.format(epoch=epoch)), network, run.config, dict(state.notes))
+                    path = run.checkpoint(CANDIDATE.format(epoch=epoch))
+                    save_network(path, without_lora(network), run.config, dict(state.notes))
                 notes = {"epoch": epoch, "improved": improved, "pseudo_labels_replaced": replaced}
                 pools = pools_of(min(epoch + 1, config.epochs))
                 save_round(run.path / "rounds" / f"{epoch:03d}", found, train, pools, notes, trusted)

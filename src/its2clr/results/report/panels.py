@@ -7,6 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from its2clr.config import RunConfig
+from its2clr.engine.guard import contrasted_rows
 from its2clr.results.report import curves, figures
 from its2clr.results.report.collect import Scored
 from its2clr.results.report.curves import Decisions
@@ -85,18 +86,22 @@ def rounds(found: Sequence[dict[str, Any]]) -> Markup:
 
 def training(metrics: Sequence[dict[str, Any]], config: RunConfig) -> Markup | None:
     """Loss and spread (or validation AUC) per epoch of every stage."""
-    sizes = {"pretrain": config.pretrain.batch_size, "refine": config.refine.batch_size}
+    rows = {
+        "pretrain": contrasted_rows(config.pretrain, config.pretrain.batch_size),
+        "refine": 2 * config.refine.batch_size,
+    }
     panels = []
     for stage in ("pretrain", "refine", "end_to_end"):
         entries = [entry for entry in metrics if entry["stage"] == stage]
         name = stage.replace("_", " ")
         if losses := _lines(entries, {"loss": "loss"}):
-            contrastive = stage in sizes and any("spread" in entry for entry in entries)
-            limit = ("one point", math.log(2 * sizes[stage] - 1)) if contrastive else None
+            contrasted = rows.get(stage) if any("spread" in entry for entry in entries) else None
+            limit = None if contrasted is None else ("one point", math.log(contrasted - 1))
             panels.append(Panel(f"{name}: loss", "epoch", losses, limit=limit))
         if spreads := _lines(entries, {"spread": "spread"}):
             panels.append(Panel(f"{name}: spread of embeddings", "epoch", spreads))
-        if validation := _lines(entries, {"validation_auc": "validation"}):
+        checks = [entry for entry in metrics if entry["stage"] == f"{stage}_check"]
+        if validation := _lines([*entries, *checks], {"validation_auc": "validation"}):
             panels.append(Panel(f"{name}: validation bag AUC", "epoch", validation))
     if not panels:
         return None

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from its2clr.config import RunConfig
 from its2clr.engine.files import read_json, write_json
-from its2clr.engine.guard import LOSS_TOLERANCE, MIN_SPREAD
+from its2clr.engine.guard import LOSS_TOLERANCE, MIN_SPREAD, contrasted_rows
 from its2clr.errors import InputError
 from its2clr.stages import END_TO_END, REFINED
 
@@ -154,9 +154,15 @@ def said_age(seconds: float) -> str:
 
 def collapsed(config: RunConfig, metrics: Sequence[dict[str, Any]], stages: dict[str, Any]) -> str | None:
     """Whether an unfinished contrastive stage ended with all embeddings at one point; said with advice."""
-    for stage, batch_size in (("pretrain", config.pretrain.batch_size), ("refine", config.refine.batch_size)):
+    contrasted = {
+        "pretrain": contrasted_rows(config.pretrain, config.pretrain.batch_size),
+        "refine": 2 * config.refine.batch_size,
+    }
+    for stage, rows in contrasted.items():
+        if rows is None:
+            continue
         entries = [entry for entry in metrics if entry["stage"] == stage]
-        limit = math.log(2 * batch_size - 1)
+        limit = math.log(rows - 1)
         last = entries[-2:]
         flat = [e for e in last if abs(e["loss"] - limit) < LOSS_TOLERANCE * limit and e["spread"] < MIN_SPREAD]
         if stage not in stages and len(flat) == 2:
@@ -179,6 +185,7 @@ def _reached(config: RunConfig, metrics: Sequence[dict[str, Any]], stages: dict[
     if not metrics:
         return f"{len(stages)} stages are finished" if stages else "no epoch is finished"
     stage, epoch = metrics[-1]["stage"], metrics[-1]["epoch"]
+    stage = stage.removesuffix("_check")
     name = {"round": "refine", "end_to_end": "end to end"}.get(stage, stage)
     return f"{name} has done {epoch} of {epochs.get(stage, epoch)} epochs"
 

@@ -1,0 +1,54 @@
+"""BYOL: a view predicts what a slowly following copy of the network makes of the tile's other view; no negatives."""
+
+import torch
+from lightly.loss import NegativeCosineSimilarity
+from lightly.models.modules.heads import BYOLPredictionHead
+from lightly.models.utils import update_momentum
+from torch import Tensor, nn
+
+from its2clr.config import PretrainConfig
+from its2clr.encoders.encoder import EmbeddingNetwork
+from its2clr.pretrain.method import Method, frozen_copy, projector_dims, rising_momentum, spread_of_first_half
+
+MOMENTUM = 0.99
+
+
+class Byol(nn.Module):
+    """Online network with its predictor, and the target network.
+
+    Args:
+        network: f and psi: the online network. psi is the projector; the predictor is as wide as it,
+            and has batch norm whatever psi has.
+    """
+
+    def __init__(self, network: EmbeddingNetwork) -> None:
+        super().__init__()
+        self.online = network
+        self.target = frozen_copy(network)
+        hidden_dim, output_dim = projector_dims(network)
+        self.predictor = BYOLPredictionHead(output_dim, hidden_dim, output_dim)
+        self._similarity = NegativeCosineSimilarity()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (2B, D); predictions (2B, D') over targets (2B, D')."""
+        features, projected = self.online(images)
+        with torch.no_grad():
+            _, targets = self.target(images)
+        return features, torch.cat([self.predictor(projected), targets])
+
+    def loss(self, embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:  # noqa: ARG002
+        """Negative cosine of each view's prediction and the other view's target: -1 at best."""
+        first, second, first_target, second_target = embeddings.chunk(4)
+        loss: Tensor = self._similarity(first, second_target.detach()) + self._similarity(second, first_target.detach())
+        return loss / 2
+
+
+def byol(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
+    """BYOL on the configured projector; the online encoder is kept."""
+    learner = Byol(network)
+    momentum = MOMENTUM if config.momentum_encoder is None else config.momentum_encoder
+
+    def update(step: int, steps: int) -> None:
+        update_momentum(learner.online, learner.target, rising_momentum(momentum, step, steps))
+
+    return Method(learner, learner.loss, network, update, spread=spread_of_first_half, records=False)

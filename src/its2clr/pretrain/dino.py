@@ -1,0 +1,87 @@
+"""DINO: a student matches the centred, sharpened output of its teacher, which follows it, for other views of a tile."""
+
+import math
+import warnings
+
+import torch
+from lightly.loss import DINOLoss
+from lightly.models.modules.heads import DINOProjectionHead
+from lightly.models.utils import deactivate_requires_grad, update_momentum
+from torch import Tensor, nn
+
+from its2clr.config import DinoConfig, PretrainConfig
+from its2clr.encoders.encoder import EmbeddingNetwork
+from its2clr.pretrain.method import Method, frozen_copy, rising_momentum
+from its2clr.training import LocalCrops
+
+MOMENTUM = 0.996
+
+
+class Dino(nn.Module):
+    """Student, teacher and centre.
+
+    Args:
+        network: Its encoder is the student's; its projector is not used.
+        config: Head, temperatures, local views.
+    """
+
+    def __init__(self, network: EmbeddingNetwork, config: DinoConfig) -> None:
+        super().__init__()
+        self._config = config
+        self.student = EmbeddingNetwork(network.encoder, self._head(network.encoder.feature_dim))
+        self.teacher = EmbeddingNetwork(frozen_copy(network.encoder), self._head(network.encoder.feature_dim))
+        self.teacher.head.load_state_dict(self.student.head.state_dict())  # its weight norm cannot be copied
+        deactivate_requires_grad(self.teacher)
+        self.cross_entropy = DINOLoss(
+            config.output_dim,
+            teacher_temp=config.teacher_temperature,
+            student_temp=config.student_temperature,
+            center_momentum=config.centre_momentum,
+        )
+
+    def forward(self, images: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Features (2B, D) of the student; its outputs for all views over the teacher's for the first two."""
+        features, outputs = self.student(images)
+        outputs = [outputs] if crops is None else [outputs, self.student(crops)[1]]
+        with torch.no_grad():
+            _, targets = self.teacher(images)
+        return features, torch.cat([*outputs, targets])
+
+    def loss(self, embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:  # noqa: ARG002
+        """Cross-entropy of every pair of different views; then the centre moves, by the mean over all processes."""
+        views = embeddings.chunk(4 + self._config.local_views)
+        loss: Tensor = self.cross_entropy([view.detach() for view in views[-2:]], list(views[:-2]))
+        return loss
+
+    def spread(self, embeddings: Tensor) -> float:
+        """How much the teacher's output tells of which tile it saw, from 0 to 1.
+
+        The root of their mutual information as a share of the most there can be, so linear in small differences of the
+        outputs. 0 when every tile gives the same distribution, flat or one prototype: the two ways DINO collapses.
+        """
+        teacher = torch.cat(embeddings.chunk(4 + self._config.local_views)[-2:]).float()
+        logits = (teacher - self.cross_entropy.center[0]) / self._config.teacher_temperature
+        shares = logits.softmax(dim=1)
+        together = shares.mean(0)
+        information = torch.special.entr(together).sum() - torch.special.entr(shares).sum(1).mean()
+        return math.sqrt(max(float(information), 0.0) / math.log(min(shares.shape)))
+
+    def _head(self, feature_dim: int) -> DINOProjectionHead:
+        config = self._config
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # lightly takes torch's older weight norm
+            return DINOProjectionHead(feature_dim, config.hidden_dim, config.bottleneck_dim, config.output_dim)
+
+
+def dino(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
+    """DINO; the teacher's encoder is kept. Its head is no projector for the refinement, which gets the fresh one."""
+    learner = Dino(network, config.dino)
+    momentum = MOMENTUM if config.momentum_encoder is None else config.momentum_encoder
+
+    def update(step: int, steps: int) -> None:
+        update_momentum(learner.student, learner.teacher, rising_momentum(momentum, step, steps))
+
+    local = config.dino
+    crops = LocalCrops(local.local_views, local.local_scale, local.local_size) if local.local_views else None
+    kept = EmbeddingNetwork(learner.teacher.encoder, network.head)
+    return Method(learner, learner.loss, kept, update, crops, learner.spread, records=False)

@@ -1,0 +1,59 @@
+"""MoCo v2: a view finds the momentum encoder's other view of its tile among the queue of earlier ones."""
+
+import torch
+from lightly.loss import NTXentLoss
+from lightly.models.utils import update_momentum
+from torch import Tensor, nn
+
+from its2clr.config import PretrainConfig
+from its2clr.encoders.encoder import EmbeddingNetwork
+from its2clr.pretrain.method import Method, frozen_copy, projector_dims, spread_of_first_half
+
+MOMENTUM = 0.999
+
+
+class Moco(nn.Module):
+    """Query network, key network and queue.
+
+    Batches are not shuffled for batch norm as on several GPUs in the paper: there batch norm is shared here.
+
+    Args:
+        network: f and psi: the query network. psi is MoCo v2's MLP head.
+        config: Temperature and size of the queue.
+    """
+
+    def __init__(self, network: EmbeddingNetwork, config: PretrainConfig) -> None:
+        super().__init__()
+        self.queries = network
+        self.keys = frozen_copy(network)
+        size = (config.queue_size, projector_dims(network)[1])
+        self.contrast = NTXentLoss(config.temperature, memory_bank_size=size, gather_distributed=True)
+        bank = self.contrast.memory_bank  # lightly does not save the queue; a run that goes on needs it
+        for name in ("bank", "bank_ptr"):
+            bank.register_buffer(name, getattr(bank, name), persistent=True)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (B, D) of first views; queries (B, D') of first views over keys (B, D') of second ones."""
+        first, second = images.chunk(2)
+        features, queries = self.queries(first)
+        with torch.no_grad():
+            _, keys = self.keys(second)
+        return features, torch.cat([queries, keys])
+
+    def loss(self, embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:  # noqa: ARG002
+        """InfoNCE against the queue, which then takes up the keys of all processes."""
+        queries, keys = embeddings.chunk(2)
+        loss: Tensor = self.contrast(queries, keys.detach())
+        return loss
+
+
+def moco(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
+    """MoCo v2 on the configured projector; the query encoder is kept."""
+    learner = Moco(network, config)
+    momentum = MOMENTUM if config.momentum_encoder is None else config.momentum_encoder
+
+    def update(step: int, steps: int) -> None:  # noqa: ARG001
+        update_momentum(learner.queries, learner.keys, momentum)
+
+    # The place in the queue is looked up on the host in every step.
+    return Method(learner, learner.loss, network, update, spread=spread_of_first_half, records=False)
