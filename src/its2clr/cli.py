@@ -552,6 +552,30 @@ def predict(
 
 
 @app.command()
+def weights(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="File, folder in timm's hub layout, or hub name (`hf-hub:OWNER/NAME`)."),
+    ],
+    encoder: Annotated[str | None, typer.Option(help="timm name; default: encoder.name of the settings.")] = None,
+    norm: Annotated[Literal["batch", "instance"] | None, typer.Option(help="Its normalisation layers.")] = None,
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Show which tensors of a file an encoder would take as `encoder.weights`, and which not; nothing is changed.
+
+    Exits 2 when they are not weights of this encoder.
+
+    Example: `its2clr weights checkpoints/model.pth --encoder resnet18 --norm instance`
+    """
+    from its2clr.encoders.foreign import report_weights
+
+    chosen = [f"encoder.{key}={value}" for key, value in (("name", encoder), ("norm", norm)) if value is not None]
+    for line in report_weights(source, recipe, [*chosen, *(settings or [])]).lines():
+        console.print(line, markup=False, soft_wrap=True)
+
+
+@app.command()
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe, resolved.")] = None) -> None:
     """List the recipes, or show every setting of one."""
     import yaml

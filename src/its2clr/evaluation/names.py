@@ -10,14 +10,16 @@ REFINED_CHECKPOINT = "encoder-its2clr.safetensors"
 def encoder_names(config: RunConfig) -> dict[str, str]:
     """The name of each encoder: before refinement, refined, trained end to end."""
     return {
-        "simclr": start_name(config.pretrain),
+        "simclr": start_name(config.pretrain, config.encoder.weights),
         "its2clr": refinement_name(config.refine),
         "end_to_end": "End to end",
     }
 
 
-def start_name(config: PretrainConfig) -> str:
+def start_name(config: PretrainConfig, weights: str | None = None) -> str:
     """What the encoder before refinement is: that of a corrected run was refined already."""
+    if weights is not None and config.start is None and config.epochs == 0:
+        return "Given weights"
     refined_before = config.start is not None and Path(config.start).name == REFINED_CHECKPOINT
     return "Refined before" if refined_before else "SimCLR"
 
