@@ -552,6 +552,30 @@ def predict(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(help="Folder to make; nothing that exists is overwritten.")],
+    encoder: Annotated[str, typer.Option(help="its2clr, simclr or end_to_end.")] = "its2clr",
+    formats: Annotated[str, typer.Option(help="Of timm, onnx and features, with commas between.")] = "timm",
+    licence: Annotated[
+        str | None, typer.Option("--license", help="Licence of the weights, for the model card; yours to state.")
+    ] = None,
+) -> None:
+    """Write a run's encoder for other software, with a model card.
+
+    `timm`: weights and config that timm loads without its2clr. `onnx`: one file, uint8 tiles in, features out.
+    `features`: those of the run's cohort in TRIDENT's folders, as torchmil reads them.
+
+    Example: `its2clr export runs/mine --out exports/mine --formats timm,onnx,features`
+    """
+    from its2clr.results.encoder_export import export_encoder
+
+    names = [name.strip() for name in formats.split(",") if name.strip()]
+    folder = export_encoder(run, out, encoder, names, licence, quiet=False)
+    console.print(f"{encoder} exported ({', '.join(names)}) to {folder}", markup=False, soft_wrap=True)
+
+
+@app.command()
 def weights(
     source: Annotated[
         str,

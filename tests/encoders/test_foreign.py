@@ -303,7 +303,7 @@ WRONG = {
     "other width": (
         {"name": "resnet18", "options": {"channels": [32, 64, 128, 256]}},
         resnet,
-        r"layer1\.0\.conv1\.weight 64x64x3x3, the encoder's is 32x64x3x3",
+        r"layer1\.0\.conv1\.weight \(64x64x3x3 in the file, 32x64x3x3 in the encoder\)",
     ),
     "no network": ({"name": "resnet18"}, lambda: nn.Linear(3, 4), r"matched 0 of the encoder's 100 tensors"),
     "a vit": ({"name": "vit_small_patch16_224", "options": VIT}, resnet, r"0\.0% of the encoder"),

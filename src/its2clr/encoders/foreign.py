@@ -75,7 +75,7 @@ class WeightReport:
         other_shape: Those that it has with another shape, and the shapes.
         resized: Those that were resampled to the encoder's size.
         excess: Names in the file of parts that this backbone does not have.
-        unused: Every other name in the file.
+        unused: Every name in the file that is in none of these.
         share: Matched share of the backbone: of its tensors or of its numbers, whichever is less.
         projector: What became of a projection head.
         constants: Which normalisation constants hold, and why.
@@ -179,14 +179,14 @@ def match_weights(network: EmbeddingNetwork, file: WeightFile, config: EncoderCo
     required = [name for name in state if not name.endswith(_OPTIONAL)]
     matched = tuple(name for name in required if name in tensors)
     missing = tuple(name for name in required if name not in tensors and name not in renamed)
+    differing = {name: renamed[name] for name in required if name not in tensors and name in renamed}
     other = tuple(
-        f"{name} {_size(file.tensors[renamed[name]])}, the encoder's is {_size(state[name])}"
-        for name in required
-        if name not in tensors and name in renamed
+        f"{name} ({_size(file.tensors[full])} in the file, {_size(state[name])} in the encoder)"
+        for name, full in differing.items()
     )
     parts = {name.partition(".")[0] for name in matched}
-    used = {*names.values(), *head.values()}
-    left = {name: full for name, full in renamed.items() if full not in used and name not in state}
+    used = {*names.values(), *head.values(), *differing.values()}
+    left = {name: full for name, full in renamed.items() if full not in used}
     excess = tuple(
         full for name, full in left.items() if name.partition(".")[0] in parts and not name.endswith(_OPTIONAL)
     )
