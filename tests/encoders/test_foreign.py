@@ -11,7 +11,9 @@ import torchvision
 from safetensors.torch import save_file
 from tests.conftest import TINY
 from torch import nn
+from typer.testing import CliRunner
 
+from its2clr.cli import app
 from its2clr.config import EncoderConfig, ProjectorConfig, RunConfig, resolve_config
 from its2clr.encoders.foreign import load_weights, match_weights, report_weights
 from its2clr.encoders.weight_files import read_weights, released_with, with_constants
@@ -235,11 +237,16 @@ def test_safetensors_with_constants_in_it_or_beside_it(tmp_path):
     folder = tmp_path / "hub"
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
-    config = {"architecture": "resnet18", "pretrained_cfg": {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}}
+    config = {
+        "architecture": "resnet18",
+        "model_args": {"drop_rate": 0.1},
+        "pretrained_cfg": {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     for given in (folder, folder / "model.safetensors"):
         _, report, network = loaded(given)
         assert torch.allclose(network.encoder.std.flatten(), torch.tensor([0.4, 0.5, 0.6]).double())
+    assert "the file names options that are not set: encoder.options={drop_rate: 0.1}" in report.notes
     _, report, network = loaded(folder, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     assert torch.equal(network.encoder.mean.flatten(), torch.zeros(3).double())
     assert "as set" in report.constants
@@ -359,6 +366,18 @@ def test_the_report_changes_nothing_and_reads_settings(tmp_path):
     before = network.encoder.backbone.conv1.weight.clone()
     match_weights(network, read_weights(tmp_path / "model.pth"), config.encoder)
     assert torch.equal(before, network.encoder.backbone.conv1.weight)
+
+
+def test_the_command_prints_the_report_or_fails_with_it(tmp_path):
+    torch.save(ResNetSimCLR().state_dict(), tmp_path / "model.pth")
+    given = ["weights", str(tmp_path / "model.pth"), "--encoder", "resnet18"]
+    result = CliRunner().invoke(app, [*given, "--norm", "instance"])
+    assert result.exit_code == 0
+    assert "matched 20 of the encoder's 20 tensors" in result.output
+    failed = CliRunner().invoke(app, given)
+    assert isinstance(failed.exception, InputError)
+    assert "set encoder.norm=instance" in str(failed.exception)
+    assert "matched 20 of the encoder's 100 tensors" in str(failed.exception)
 
 
 def test_constants_of_timms_own_weights_and_of_a_begun_run():

@@ -5,6 +5,7 @@ then a name of the network, in one of a few spellings. Every prefix that occurs 
 that fits the most tensors by name and shape is taken.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -347,6 +348,10 @@ def _advice(
         )
     if file.architecture is not None and file.architecture.partition(".")[0] != config.name.partition(".")[0]:
         advice.append(f"the file says it is {file.architecture!r}: set encoder.name={file.architecture}")
+    named = {key: value for key, value in file.options.items() if config.options.get(key) != value}
+    if named:
+        listed = ", ".join(f"{key}: {json.dumps(value)}" for key, value in named.items())
+        advice.append(f"the file names options that are not set: encoder.options={{{listed}}}")
     return advice
 
 

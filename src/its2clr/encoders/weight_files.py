@@ -8,7 +8,7 @@ import json
 import pickle
 import zipfile
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ class WeightFile:
         tensors: Every tensor by dotted name; the keys of wrapping dictionaries are part of the name.
         constants: Normalisation constants that come with the weights, or None.
         architecture: timm's name of the network, where the file says it.
+        options: Its arguments, where the file says them.
         notes: What a user should know about such files.
     """
 
@@ -53,6 +54,7 @@ class WeightFile:
     tensors: Mapping[str, Tensor]
     constants: Constants | None = None
     architecture: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -91,7 +93,7 @@ def with_constants(config: RunConfig, begun: RunConfig | None = None, file: Weig
     if not wanted or (encoder.weights is None and not encoder.pretrained):
         return config
     found: Constants | EncoderConfig | None
-    if begun is not None and (begun.encoder.weights, begun.encoder.name) == (encoder.weights, encoder.name):
+    if begun is not None and _start(begun.encoder) == _start(encoder):
         found = begun.encoder
     elif encoder.weights is not None:
         found = (file or read_weights(encoder.weights)).constants
@@ -101,6 +103,10 @@ def with_constants(config: RunConfig, begun: RunConfig | None = None, file: Weig
         return config
     changed = encoder.model_copy(update={name: getattr(found, name) for name in sorted(wanted)})
     return config.model_copy(update={"encoder": changed})
+
+
+def _start(config: EncoderConfig) -> tuple[Any, ...]:
+    return config.name, config.weights, config.pretrained
 
 
 def _read_file(path: Path, source: str) -> WeightFile:
@@ -161,7 +167,9 @@ def _read_model(path: Path, source: str) -> WeightFile:
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InputError(f"encoder.weights: {source} is damaged ({error})") from error
     weights = {name: tensor for name, tensor in tensors.items() if name not in {"mean", "std"}}
-    return WeightFile(source, weights, _constants(encoder, "the model of its2clr"), encoder.get("name"))
+    return WeightFile(
+        source, weights, _constants(encoder, "the model of its2clr"), encoder.get("name"), encoder["options"]
+    )
 
 
 def _read_hub(source: str) -> WeightFile:
@@ -169,7 +177,7 @@ def _read_hub(source: str) -> WeightFile:
 
     name = source.partition(":")[2]
     try:
-        config, architecture, _ = load_model_config_from_hf(name)
+        config, architecture, options = load_model_config_from_hf(name)
         file = {"filename": config["hf_hub_filename"]} if config.get("hf_hub_filename") else {}
         content = load_state_dict_from_hf(name, weights_only=True, **file)
     except (OSError, RuntimeError, ValueError, KeyError, AssertionError, pickle.UnpicklingError) as error:
@@ -177,7 +185,7 @@ def _read_hub(source: str) -> WeightFile:
             f"encoder.weights: timm cannot get {source}: {error}. Is the name right, and may this machine reach the "
             "hub? A folder with config.json and model.safetensors, copied from there, can be given instead"
         ) from error
-    return WeightFile(source, _weights(_flattened(content)), _constants(config, "timm's config"), architecture)
+    return WeightFile(source, _weights(_flattened(content)), _constants(config, "timm's config"), architecture, options)
 
 
 def _file_of_folder(folder: Path) -> Path:
@@ -197,13 +205,14 @@ def _described(
 ) -> WeightFile:
     """A file with what its neighbour `config.json` or its layout says about it."""
     architecture: str | None = None
+    options: Mapping[str, Any] = {}
     notes: tuple[str, ...] = ()
     if path is not None and path.name in HUB_FILES and (path.parent / "config.json").is_file():
         try:
             document = read_json(path.parent / "config.json")
         except ValueError as error:
             raise InputError(f"{path.parent / 'config.json'}: not valid JSON ({error})") from error
-        architecture = document.get("architecture")
+        architecture, options = document.get("architecture"), document.get("model_args", {})
         constants = constants or _constants(document.get("pretrained_cfg", document), "timm's config beside it")
     if constants is None and (project := released_with(tensors)) is not None:
         constants = Constants((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), f"the layout: {project} normalises no tiles")
@@ -211,7 +220,7 @@ def _described(
             notes = (
                 "the released ItS2CLR code trained on BGR images: see the guide on weights if this is such a file",
             )
-    return WeightFile(source, tensors, constants, architecture, notes)
+    return WeightFile(source, tensors, constants, architecture, options, notes)
 
 
 def released_with(names: Collection[str]) -> str | None:
