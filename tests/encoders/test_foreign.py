@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from lightly.models.modules import SimCLRProjectionHead
 from safetensors.torch import save_file
 from tests.conftest import TINY
 from torch import nn
@@ -98,8 +99,9 @@ def wrapped(layout: str) -> dict:
             "state_dict": prefixed("backbone.", source) | prefixed("backbone_momentum.", decoy),
             "hyper_parameters": {"lr": 0.1},
         },
-        "numbered": {
-            "state_dict": prefixed("backbone.", numbered) | {"projection_head.layers.0.weight": torch.rand(2, 2)}
+        "lightly": {
+            "state_dict": prefixed("backbone.", numbered)
+            | prefixed("projection_head.", SimCLRProjectionHead(512, 512, 256)),
         },
         "moco": {
             "arch": "resnet18",
@@ -115,7 +117,7 @@ def wrapped(layout: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    "layout", ["lightning", "numbered", "moco", "dino", "compiled", "student only", "distributed", "double"]
+    "layout", ["lightning", "lightly", "moco", "dino", "compiled", "student only", "distributed", "double"]
 )
 def test_wrappers(layout, tmp_path):
     torch.save(wrapped(layout), tmp_path / "file.ckpt")
@@ -139,6 +141,17 @@ class ResNetSimCLR(nn.Module):
     def forward(self, tiles):
         pooled = self.features(tiles).flatten(1)
         return pooled, self.l2(torch.relu(self.l1(pooled)))
+
+
+def test_dsmil_wsi_after_compute_feats(tmp_path):
+    torch.manual_seed(0)
+    source = torchvision.models.resnet18(norm_layer=nn.InstanceNorm2d).eval()
+    source.fc = nn.Identity()
+    torch.save(prefixed("feature_extractor.", source) | {"fc.weight": torch.rand(1, 512)}, tmp_path / "embedder.pth")
+    found, report, _ = loaded(tmp_path / "embedder.pth", norm="instance")
+    with torch.no_grad():
+        assert torch.allclose(found, source.double()(TILES), atol=1e-6)
+    assert report.unused == ("fc.weight",)
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
@@ -394,5 +407,8 @@ def test_constants_of_timms_own_weights_and_of_a_begun_run():
 def test_only_the_layouts_of_research_code_imply_constants():
     assert released_with(["module.features.0.weight", "module.l1.weight"]) == "dsmil-wsi"
     assert released_with(["backbone.features.0.weight"]) is None
+    assert released_with(["feature_extractor.conv1.weight", "fc.weight"]) == "dsmil-wsi"
+    assert released_with(["feature_extractor.conv1.weight", "feature_extractor.bn1.weight"]) is None
+    assert released_with(["conv1.weight", "layer1.0.conv1.weight"]) is None
     assert released_with(["resnet.conv1.weight", "resnet.fc.0.weight"]) == "ItS2CLR"
     assert released_with(["resnet.conv1.weight", "resnet.fc.0.weight", "resnet.bn1.weight"]) is None

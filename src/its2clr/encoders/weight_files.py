@@ -226,12 +226,15 @@ def _described(
 def released_with(names: Collection[str]) -> str | None:
     """The research code that writes such names, whose networks see tiles in [0, 1] as they are; None for others."""
     for name in names:
+        before, first, rest = name.rpartition("conv1.weight")
         if name.endswith("features.0.weight") and name.replace("features.0.", "l1.") in names:
             return "dsmil-wsi"
-        if name.endswith("resnet.conv1.weight"):
-            before = name.removesuffix("conv1.weight")
-            if f"{before}fc.0.weight" in names and f"{before}bn1.weight" not in names:
-                return "ItS2CLR"
+        if not first or rest or f"{before}bn1.weight" in names:
+            continue
+        if before.endswith("feature_extractor."):  # embedder.pth, as compute_feats.py writes it
+            return "dsmil-wsi"
+        if before.endswith("resnet.") and f"{before}fc.0.weight" in names:
+            return "ItS2CLR"
     return None
 
 
