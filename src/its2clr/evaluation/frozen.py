@@ -127,7 +127,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     results |= {
         "cohort": {"path": str(run.cohort), **describe(cohort)},
         "aggregator": own,
-        "start": start_name(run.config.pretrain, run.config.encoder.weights),
+        "start": start_name(run.config),
         "method": refinement_name(run.config.refine),
         "seconds": training_seconds(run.path),
     }

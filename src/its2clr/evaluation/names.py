@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from its2clr.config import PretrainConfig, RefineConfig, RunConfig
+from its2clr.config import RefineConfig, RunConfig
 
 REFINED_CHECKPOINT = "encoder-its2clr.safetensors"
 
@@ -10,17 +10,18 @@ REFINED_CHECKPOINT = "encoder-its2clr.safetensors"
 def encoder_names(config: RunConfig) -> dict[str, str]:
     """The name of each encoder: before refinement, refined, trained end to end."""
     return {
-        "simclr": start_name(config.pretrain, config.encoder.weights),
+        "simclr": start_name(config),
         "its2clr": refinement_name(config.refine),
         "end_to_end": "End to end",
     }
 
 
-def start_name(config: PretrainConfig, weights: str | None = None) -> str:
+def start_name(config: RunConfig) -> str:
     """What the encoder before refinement is: that of a corrected run was refined already."""
-    if weights is not None and config.start is None and config.epochs == 0:
+    start = config.pretrain.start
+    if start is None and config.pretrain.epochs == 0 and config.encoder.weights is not None:
         return "Given weights"
-    refined_before = config.start is not None and Path(config.start).name == REFINED_CHECKPOINT
+    refined_before = start is not None and Path(start).name == REFINED_CHECKPOINT
     return "Refined before" if refined_before else "SimCLR"
 
 

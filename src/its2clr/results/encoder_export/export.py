@@ -59,6 +59,7 @@ def export_encoder(
     path = _checkpoint(stages, encoder)
     network = load_network(path).encoder.eval()
     built = EncoderConfig.model_validate(load_checkpoint(path)[1]["encoder"])
+    _require_timm(built, formats)
     cohort = Cohort.open(stages.run.cohort).without_labels()
     size = cohort.tile_size
     with whole_folder(out) as folder:
@@ -108,6 +109,13 @@ def _checkpoint(stages: Stages, encoder: str) -> Path:
             f"{stages.run.path}: the {encoder} encoder is not there yet; finished: {', '.join(made) or 'none'}"
         )
     return stages.run.checkpoint(f"encoder-{encoder}")
+
+
+def _require_timm(built: EncoderConfig, formats: Collection[str]) -> None:
+    import timm
+
+    if not timm.is_model(built.name) and set(formats) != {"features"}:
+        raise InputError(f"the encoder {built.name!r} is no network of timm: only its features can be exported")
 
 
 def _results(stages: Stages) -> dict[str, Any] | None:
