@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 import timm
 import torch
 import yaml
+from PIL import Image
 from torch import nn
 
-from its2clr.cohort import Cohort
+from its2clr.cohort import Cohort, pack_images, read_manifest
 from its2clr.cohort.features import feature_path, read_feature_file
 from its2clr.config import EncoderConfig
 from its2clr.encoders.encoder import create_encoder
@@ -25,6 +27,7 @@ from its2clr.results.encoder_export import export_encoder
 from its2clr.results.encoder_export.export import whole_folder
 from its2clr.results.encoder_export.onnx_file import write_onnx
 from its2clr.results.encoder_export.timm_folder import write_timm_folder
+from its2clr.results.encoder_export.trident import write_trident
 
 TILES = torch.randint(0, 256, (5, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 SMALL = {"channels": [8, 8, 16, 16], "stem_width": 8}
@@ -201,6 +204,35 @@ def test_attributes_are_tridents(exported, tiny_cohort):
         assert ratio == pytest.approx(tiles.tile_size_level0 / tiles.tile_size)
         assert told["name"] == tiles.bag_id
         assert told["overlap"] == 0
+
+
+def test_tiles_without_a_scale_have_no_magnification(tmp_path):
+    table = ["bag_id,path"]
+    for bag in ("a b", "c/d"):
+        folder = tmp_path / bag[0]
+        folder.mkdir()
+        for number in range(3):
+            Image.fromarray(np.full((16, 16, 3), 40 * number, np.uint8)).save(folder / f"{number}.png")
+        table.append(f"{bag},{folder}")
+    (tmp_path / "bags.csv").write_text("\n".join(table))
+    pack_images(read_manifest(tmp_path / "bags.csv", labelled=False), tmp_path / "cohort", tile_size=16, workers=1)
+    stages = SimpleNamespace(
+        run=SimpleNamespace(cohort=tmp_path / "cohort"),
+        features=lambda encoder, part: SimpleNamespace(features=torch.ones(part.n_instances, 4)),
+    )
+    base = write_trident(tmp_path / "out", stages, "simclr")
+    assert base.name == "16px_0px_overlap"
+    files = sorted(path.relative_to(base).as_posix() for path in base.rglob("*.h5"))
+    assert files == [
+        "features_simclr/a%20b.h5",
+        "features_simclr/c%2Fd.h5",
+        "patches/a%20b_patches.h5",
+        "patches/c%2Fd_patches.h5",
+    ]
+    with h5py.File(base / files[0]) as file:
+        assert file["features"].shape == (3, 4)
+        assert file["coords"].attrs["name"] == "a b"
+        assert "target_magnification" not in file["coords"].attrs
 
 
 def test_the_card_says_data_settings_and_metrics_and_no_path(exported, evaluated_run, tiny_cohort):

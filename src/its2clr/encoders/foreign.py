@@ -8,119 +8,21 @@ that fits the most tensors by name and shape is taken.
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from its2clr.config import EncoderConfig, parse_override, resolve_config
 from its2clr.encoders.encoder import EmbeddingNetwork
+from its2clr.encoders.spellings import RENAMINGS, Renaming
 from its2clr.encoders.weight_files import WeightFile, read_weights, with_constants
+from its2clr.encoders.weight_report import WeightReport
 from its2clr.encoders.weights import create_network
 from its2clr.errors import InputError
 
-Renaming = Callable[[str], str]
 _OPTIONAL = "num_batches_tracked"
-_SHOWN = 6
-_SEQUENTIAL = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
-_VIT = (
-    (r"^class_token$", "cls_token"),
-    (r"^conv_proj\.", "patch_embed.proj."),
-    (r"^encoder\.pos_embedding$", "pos_embed"),
-    (r"^encoder\.ln\.", "norm."),
-    (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
-    (r"\.ln_(\d)\.", r".norm\1."),
-    (r"\.self_attention\.in_proj_", ".attn.qkv."),
-    (r"\.self_attention\.out_proj\.", ".attn.proj."),
-    (r"\.mlp\.(?:0|linear_1)\.", ".mlp.fc1."),
-    (r"\.mlp\.(?:3|linear_2)\.", ".mlp.fc2."),
-)
-
-
-def _same(name: str) -> str:
-    return name
-
-
-def _of_sequential(name: str) -> str:
-    """`nn.Sequential(*resnet.children())`: relu and pooling take a number too, but hold no tensors."""
-    first, dot, rest = name.partition(".")
-    return f"{_SEQUENTIAL.get(first, first)}{dot}{rest}"
-
-
-def _of_torchvision_vit(name: str) -> str:
-    for pattern, replacement in _VIT:
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
-RENAMINGS: tuple[tuple[str, Renaming], ...] = (
-    ("timm's names", _same),
-    ("a ResNet as nn.Sequential", _of_sequential),
-    ("torchvision's names of a ViT", _of_torchvision_vit),
-)
-"""Spellings of a network's names, each with the way back to timm's; the first of equals is taken."""
-
-
-@dataclass(frozen=True)
-class WeightReport:
-    """Which tensors of a file went where.
-
-    Attributes:
-        source: The file.
-        layout: How its names were understood.
-        expected: Number of tensors of the encoder's backbone.
-        matched: Those that the file has, by timm's name.
-        missing: Those that it has not.
-        other_shape: Those that it has with another shape, and the shapes.
-        resized: Those that were resampled to the encoder's size.
-        excess: Names in the file of parts that this backbone does not have.
-        unused: Every name in the file that is in none of these.
-        share: Matched share of the backbone: of its tensors or of its numbers, whichever is less.
-        projector: What became of a projection head.
-        constants: Which normalisation constants hold, and why.
-        notes: Advice.
-    """
-
-    source: str
-    layout: str
-    expected: int
-    matched: tuple[str, ...]
-    missing: tuple[str, ...]
-    other_shape: tuple[str, ...]
-    resized: tuple[str, ...]
-    excess: tuple[str, ...]
-    unused: tuple[str, ...]
-    share: float
-    projector: str
-    constants: str
-    notes: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """The report in words, counts with the first names."""
-        return [
-            f"weights {self.source}, read as {self.layout}",
-            f"  matched {len(self.matched)} of the encoder's {self.expected} tensors ({self.share:.1%} of it)",
-            *(
-                f"  {word}: {_listed(names)}"
-                for word, names in (
-                    ("missing, left as they were", self.missing),
-                    ("of another shape, not loaded", self.other_shape),
-                    ("resized", self.resized),
-                    ("of a part that the encoder does not have", self.excess),
-                    ("unused", self.unused),
-                )
-                if names
-            ),
-            f"  projection head: {self.projector}",
-            f"  normalisation: {self.constants}",
-            *(f"  note: {note}" for note in self.notes),
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For weights.json."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,8 +277,3 @@ def _module(name: str) -> str:
 
 def _size(tensor: Tensor) -> str:
     return "x".join(str(side) for side in tensor.shape) or "scalar"
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{len(names)}: {', '.join(names[:_SHOWN])}{more}"
