@@ -225,6 +225,17 @@ def test_dino_from_timm_takes_the_teacher_and_fits_another_tile_size(tmp_path):
     assert torch.equal(network.encoder.backbone.pos_embed, by_timm["pos_embed"])
 
 
+def test_options_that_a_vit_needs_are_named(tmp_path):
+    name = "vit_small_patch16_224"
+    needed = {"init_values": 0.1, "reg_tokens": 4, "no_embed_class": True}
+    torch.save(timm.create_model(name, num_classes=0, **VIT, **needed).state_dict(), tmp_path / "vit.pth")
+    with pytest.raises(InputError, match=r"(?s)takes 8\d.*init_values: 1\.0e-5.*reg_tokens: 4"):
+        loaded(tmp_path / "vit.pth", name=name, options={**VIT, "no_embed_class": True})
+    _, report, _ = loaded(tmp_path / "vit.pth", name=name, options={**VIT, **needed})
+    assert report.share == 1
+    assert report.notes == ()
+
+
 def test_a_torchvision_vit(tmp_path):
     torch.manual_seed(0)
     source = torchvision.models.VisionTransformer(64, 16, 2, 2, 48, 192).eval()

@@ -250,6 +250,11 @@ def _advice(
         )
     if file.architecture is not None and file.architecture.partition(".")[0] != config.name.partition(".")[0]:
         advice.append(f"the file says it is {file.architecture!r}: set encoder.name={file.architecture}")
+    if any(name.endswith(".ls1.gamma") for name in left):
+        advice.append("the file has layer scale: set encoder.options={init_values: 1.0e-5}; the value does not matter")
+    if "reg_token" in left:
+        count = file.tensors[left["reg_token"]].shape[1]
+        advice.append(f"the file has {count} register tokens: set encoder.options={{reg_tokens: {count}}}")
     named = {key: value for key, value in file.options.items() if config.options.get(key) != value}
     if named:
         listed = ", ".join(f"{key}: {json.dumps(value)}" for key, value in named.items())
