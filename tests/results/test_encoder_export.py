@@ -18,12 +18,13 @@ from torch import nn
 
 from its2clr.cohort import Cohort, pack_images, read_manifest
 from its2clr.cohort.features import feature_path, read_feature_file
-from its2clr.config import EncoderConfig
+from its2clr.config import EncoderConfig, RunConfig
 from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.weight_files import read_weights
 from its2clr.encoders.weights import load_network
 from its2clr.errors import InputError
 from its2clr.results.encoder_export import export_encoder
+from its2clr.results.encoder_export.card import Exported, model_card
 from its2clr.results.encoder_export.export import whole_folder
 from its2clr.results.encoder_export.onnx_file import write_onnx
 from its2clr.results.encoder_export.timm_folder import write_timm_folder
@@ -107,13 +108,29 @@ def test_timm_does_it_in_a_process_without_its2clr(exported, encoder, tmp_path):
 def test_other_architectures(config, told, tmp_path):
     torch.manual_seed(0)
     encoder = create_encoder(config)
-    document = write_timm_folder(tmp_path, encoder, config, 64)
+    document, by_name = write_timm_folder(tmp_path, encoder, config, 64)
+    assert by_name
     model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, **told)
     assert torch.equal(by_timm(model), ours(encoder))
     assert "hf_hub_id" not in json.dumps(document)
     if told:  # never silently another network
         with pytest.raises(RuntimeError, match="Missing key"):
             timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+
+
+def test_the_card_shows_the_way_that_works(tmp_path, tiny_cohort):
+    """timm takes a Swin without a classifier for an old one, so its folder cannot be loaded by name."""
+    config = EncoderConfig(name="swin_tiny_patch4_window7_224", options={"img_size": 56, "embed_dim": 24})
+    encoder = create_encoder(config).eval()
+    folder = write_timm_folder(tmp_path, encoder, config, 56)
+    assert not folder.by_name
+    exported = Exported("its2clr", config, encoder.feature_dim, folder)
+    card = model_card(exported, RunConfig(), Cohort.open(tiny_cohort), None)
+    code = card.split("```python")[1].split("```")[0].replace("FOLDER", str(tmp_path))
+    tile = Image.fromarray(TILES[0, :, :56, :56].permute(1, 2, 0).numpy())
+    found = {"tile": tile}
+    exec(code, found)
+    assert torch.allclose(found["features"], ours(encoder, TILES[:1, :, :56, :56]), atol=1e-5)
 
 
 def test_what_timm_cannot_rebuild_is_not_exported(tmp_path):
@@ -249,6 +266,20 @@ def test_the_card_says_data_settings_and_metrics_and_no_path(exported, evaluated
     assert "must not be used for" in card
     assert str(evaluated_run.parent) not in card
     assert str(tiny_cohort.parent) not in card
+
+
+def test_the_code_of_the_card_runs(exported, encoder):
+    card = (exported / "README.md").read_text().replace("FOLDER", str(exported))
+    codes = [part.split("```")[0] for part in card.split("```python")[1:]]
+    assert len(codes) == 2
+    size = json.loads((exported / "config.json").read_text())["pretrained_cfg"]["input_size"][1]
+    tiles = TILES[:, :, :size, :size].contiguous()
+    by_timm, by_onnx = {"tile": Image.fromarray(tiles[0].permute(1, 2, 0).numpy())}, {"tiles": tiles.numpy()}
+    exec(codes[0], by_timm)
+    exec(codes[1], by_onnx)
+    expected = ours(encoder, tiles)
+    assert torch.allclose(by_timm["features"], expected[:1], atol=1e-5)
+    assert np.allclose(by_onnx["features"], expected.numpy(), atol=1e-4)
 
 
 def test_an_encoder_of_a_run_that_is_not_evaluated(tiny_cohort, tmp_path):

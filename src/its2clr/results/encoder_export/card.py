@@ -13,7 +13,7 @@ from its2clr import __version__
 from its2clr.cohort import Cohort
 from its2clr.config import EncoderConfig, RunConfig
 from its2clr.evaluation.names import encoder_names
-from its2clr.results.encoder_export.timm_folder import needed_in_code
+from its2clr.results.encoder_export.timm_folder import TimmFolder, needed_in_code
 from its2clr.results.tiling import Tiling
 
 _SECTIONS = ("seed", "encoder", "projector", "pretrain", "refine", "end_to_end", "aggregator")
@@ -28,7 +28,7 @@ class Exported:
         encoder: Which encoder: simclr, its2clr or end_to_end.
         built: How it was built.
         feature_dim: Numbers per tile.
-        timm: The content of timm's config, if that is there.
+        timm: The folder for timm, if that is there.
         onnx: Whether ONNX is there.
         trident: Folder of the features, if they are there.
     """
@@ -36,7 +36,7 @@ class Exported:
     encoder: str
     built: EncoderConfig
     feature_dim: int
-    timm: Mapping[str, Any] | None = None
+    timm: TimmFolder | None = None
     onnx: bool = False
     trident: str | None = None
 

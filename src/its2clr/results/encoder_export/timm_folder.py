@@ -1,7 +1,7 @@
 """An encoder as a folder in timm's hub layout: `model.safetensors` and `config.json`."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +15,24 @@ from its2clr.engine.files import write_json
 from its2clr.errors import InputError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+_REFUSED = (RuntimeError, TypeError, ValueError, KeyError, AttributeError, AssertionError, OSError)
 _KEPT = ("first_conv", "classifier", "pool_size", "fixed_input_size")
 
 
-def write_timm_folder(folder: Path, encoder: Encoder, config: EncoderConfig, tile_size: int) -> dict[str, Any]:
+class TimmFolder(NamedTuple):
+    """What was written.
+
+    Attributes:
+        config: The content of `config.json`.
+        by_name: Whether `timm.create_model("local-dir:FOLDER", pretrained=True)` gives the network. Some architectures
+            (Swin) take weights without a classifier for old ones and rename them; older versions know no such names.
+    """
+
+    config: dict[str, Any]
+    by_name: bool
+
+
+def write_timm_folder(folder: Path, encoder: Encoder, config: EncoderConfig, tile_size: int) -> TimmFolder:
     """Write weights and config, and make sure that timm alone rebuilds the same network from them.
 
     Args:
@@ -27,9 +41,6 @@ def write_timm_folder(folder: Path, encoder: Encoder, config: EncoderConfig, til
         config: How it was built.
         tile_size: Pixels of the tiles it was trained on.
 
-    Returns:
-        The content of `config.json`.
-
     Raises:
         InputError: timm builds another network from the config.
     """
@@ -37,8 +48,19 @@ def write_timm_folder(folder: Path, encoder: Encoder, config: EncoderConfig, til
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.backbone.state_dict().items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     write_json(folder / CONFIG, document)
-    _check(folder, document, config, tensors)
-    return document
+    in_code = {"norm_layer": nn.InstanceNorm2d} if config.norm == "instance" else {}
+    arguments = {**document["model_args"], **in_code, "num_classes": 0, "checkpoint_path": str(folder / WEIGHTS)}
+    try:
+        same = _gives(tensors, document["architecture"], arguments)
+    except _REFUSED as error:
+        raise InputError(f"timm alone does not rebuild this encoder, so it is not exported: {error}") from error
+    if not same:
+        raise InputError("timm alone rebuilds another network from these weights, so it is not exported")
+    try:
+        by_name = _gives(tensors, f"local-dir:{folder}", {"pretrained": True, **in_code})
+    except _REFUSED:
+        by_name = False
+    return TimmFolder(document, by_name)
 
 
 def timm_config(encoder: Encoder, config: EncoderConfig, tile_size: int) -> dict[str, Any]:
@@ -78,20 +100,9 @@ def _shortest(constants: torch.Tensor) -> list[float]:
     return [float(str(np.float32(value))) for value in constants.flatten().tolist()]
 
 
-def _check(folder: Path, document: dict[str, Any], config: EncoderConfig, tensors: dict[str, torch.Tensor]) -> None:
+def _gives(tensors: dict[str, torch.Tensor], name: str, arguments: dict[str, Any]) -> bool:
+    """Whether timm makes a network of these tensors."""
     import timm
 
-    arguments = dict(document["model_args"])
-    if config.norm == "instance":
-        arguments["norm_layer"] = nn.InstanceNorm2d
-    try:
-        rebuilt = timm.create_model(
-            document["architecture"],
-            num_classes=0,
-            checkpoint_path=str(folder / WEIGHTS),
-            **arguments,
-        ).state_dict()
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"timm alone does not rebuild this encoder, so it is not exported: {error}") from error
-    if rebuilt.keys() != tensors.keys() or not all(torch.equal(rebuilt[name], tensors[name]) for name in tensors):
-        raise InputError("timm alone rebuilds another network from these weights, so it is not exported")
+    made = timm.create_model(name, **arguments).state_dict()
+    return made.keys() == tensors.keys() and all(torch.equal(made[key], tensors[key]) for key in tensors)
