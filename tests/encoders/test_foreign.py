@@ -236,6 +236,31 @@ def test_options_that_a_vit_needs_are_named(tmp_path):
     assert report.notes == ()
 
 
+def test_weights_that_timm_knows_how_to_convert(tmp_path):
+    """DINOv2's giant, as its authors name it: a gated MLP in one matrix, w12, and w3."""
+    name, options = "vit_giant_patch14_dinov2", {"img_size": 56, "embed_dim": 48, "depth": 4, "num_heads": 2}
+    torch.manual_seed(0)
+    source = randomised(timm.create_model(name, num_classes=0, **options))
+    state = {key.replace("fc1", "w12").replace("fc2", "w3"): tensor for key, tensor in source.state_dict().items()}
+    torch.save(state | {"mask_token": torch.zeros(1, 48)}, tmp_path / "dinov2.pth")
+    config = settings(name=name, options=options)
+    network = create_network(config)
+    report = load_weights(network, read_weights(tmp_path / "dinov2.pth"), config.encoder)
+    assert "converted by timm" in report.layout
+    assert report.share == 1
+    for key, tensor in source.state_dict().items():
+        assert torch.equal(network.encoder.backbone.state_dict()[key], tensor), key
+
+
+def test_patches_of_another_size_are_resampled_by_timm(tmp_path):
+    name = "vit_small_patch16_224"
+    torch.save(timm.create_model(name, num_classes=0, **VIT).state_dict(), tmp_path / "vit.pth")
+    _, report, network = loaded(tmp_path / "vit.pth", name="vit_small_patch8_224", options=VIT)
+    assert "converted by timm" in report.layout
+    assert report.other_shape == report.missing == ()
+    assert network.encoder.backbone.patch_embed.proj.weight.shape[-1] == 8
+
+
 def test_a_torchvision_vit(tmp_path):
     torch.manual_seed(0)
     source = torchvision.models.VisionTransformer(64, 16, 2, 2, 48, 192).eval()

@@ -8,8 +8,9 @@ that fits the most tensors by name and shape is taken.
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +66,29 @@ def report_weights(source: str, recipe: str | None = None, overrides: Sequence[s
 
 
 def match_weights(network: EmbeddingNetwork, file: WeightFile, config: EncoderConfig) -> Match:
-    """Find out what of a file fits a network; changes nothing."""
+    """Find out what of a file fits a network, if need be after timm's own conversion; changes nothing."""
+    match = _match(network, file, config)
+    fits = match.report.share >= config.weights_matched and not match.report.other_shape
+    converted = None if fits else _converted_by_timm(network.encoder.backbone, file)
+    if converted is not None:
+        other = _match(network, converted, config)
+        if other.report.share > match.report.share:
+            return replace(other, report=replace(other.report, layout=f"{other.report.layout}, converted by timm"))
+    return match
+
+
+def _converted_by_timm(backbone: nn.Module, file: WeightFile) -> WeightFile | None:
+    """The file as the architecture's own code in timm turns weights of its authors into timm's; None if it does not."""
+    convert = getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None)
+    if convert is None:
+        return None
+    try:
+        return replace(file, tensors=convert(dict(file.tensors), backbone))
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError, AssertionError):
+        return None  # made for other files than this
+
+
+def _match(network: EmbeddingNetwork, file: WeightFile, config: EncoderConfig) -> Match:
     backbone = network.encoder.backbone
     state = backbone.state_dict()
     groups = _by_prefix(file.tensors)
