@@ -555,6 +555,54 @@ def predict(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(help="Folder to make; nothing that exists is overwritten.")],
+    encoder: Annotated[str, typer.Option(help="its2clr, simclr or end_to_end.")] = "its2clr",
+    formats: Annotated[str, typer.Option(help="Of timm, onnx and features, with commas between.")] = "timm",
+    licence: Annotated[
+        str | None, typer.Option("--license", help="Licence of the weights, for the model card; yours to state.")
+    ] = None,
+) -> None:
+    """Write a run's encoder for other software, with a model card.
+
+    `timm`: weights and config that timm loads without its2clr. `onnx`: one file, uint8 tiles in, features out.
+    `features`: those of the run's cohort in TRIDENT's folders, as torchmil reads them.
+
+    Example: `its2clr export runs/mine --out exports/mine --formats timm,onnx,features`
+    """
+    from its2clr.results.encoder_export import export_encoder
+
+    names = [name.strip() for name in formats.split(",") if name.strip()]
+    folder = export_encoder(run, out, encoder, names, licence, quiet=False)
+    console.print(f"{encoder} exported ({', '.join(names)}) to {folder}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def weights(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="File, folder in timm's hub layout, or hub name (`hf-hub:OWNER/NAME`)."),
+    ],
+    encoder: Annotated[str | None, typer.Option(help="timm name; default: encoder.name of the settings.")] = None,
+    norm: Annotated[Literal["batch", "instance"] | None, typer.Option(help="Its normalisation layers.")] = None,
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Show which tensors of a file an encoder would take as `encoder.weights`, and which not; nothing is changed.
+
+    Exits 2 when they are not weights of this encoder.
+
+    Example: `its2clr weights checkpoints/model.pth --encoder resnet18 --norm instance`
+    """
+    from its2clr.encoders.foreign import report_weights
+
+    chosen = [f"encoder.{key}={value}" for key, value in (("name", encoder), ("norm", norm)) if value is not None]
+    for line in report_weights(source, recipe, [*chosen, *(settings or [])]).lines():
+        console.print(line, markup=False, soft_wrap=True)
+
+
+@app.command()
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe, resolved.")] = None) -> None:
     """List the recipes, or show every setting of one."""
     import yaml

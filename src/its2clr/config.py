@@ -17,6 +17,8 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]
+HUB_PREFIXES = ("hf-hub:", "hf_hub:")
+"""How a name on timm's hub begins."""
 
 MOST_FOR_ADAMW = 0.01
 """Above this a learning rate was surely meant for SGD."""
@@ -34,9 +36,28 @@ class EncoderConfig(Section):
     name: str = Field("resnet18", description="any timm model name")
     options: dict[str, Any] = Field(default_factory=dict, description="passed on to timm.create_model")
     pretrained: bool = Field(default=False, description="start from timm's pretrained weights")
+    weights: str | None = Field(
+        None, description="weights to start from: a file, a folder in timm's hub layout, or a hub name (hf-hub:...)"
+    )
+    weights_matched: Share = Field(
+        0.9, description="share of the encoder's tensors that must be in `weights`; fewer is an error"
+    )
     norm: Literal["batch", "instance"] = Field("batch", description="normalisation layers of a ResNet")
-    mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="channel means in [0, 1]")
-    std: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="channel deviations")
+    mean: tuple[float, float, float] = Field(
+        (0.485, 0.456, 0.406), description="channel means in [0, 1]; default: of the weights"
+    )
+    std: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="channel deviations; as mean")
+
+    @field_validator("weights")
+    @classmethod
+    def _absolute(cls, weights: str | None) -> str | None:
+        return weights if weights is None or weights.startswith(HUB_PREFIXES) else str(Path(weights).absolute())
+
+    @model_validator(mode="after")
+    def _one_start(self) -> "EncoderConfig":
+        if self.pretrained and self.weights is not None:
+            raise ValueError("weights and pretrained both name weights to start from; give one of them")
+        return self
 
 
 class ProjectorConfig(Section):

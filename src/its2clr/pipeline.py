@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from its2clr.config import resolve_config
+from its2clr.encoders.weight_files import with_constants
 from its2clr.engine.devices import Engine
 from its2clr.engine.rundir import RunDirectory, read_run_config
 from its2clr.errors import InputError
@@ -40,7 +41,7 @@ def open_run(
     if saved is None and cohort is None:
         raise InputError(f"{run}: no run has begun here; begin one by naming a cohort: `its2clr fit COHORT --out RUN`")
     base = saved[0].model_dump(mode="json") if saved is not None and recipe is None else None
-    config = resolve_config(recipe, overrides, base)
+    config = with_constants(resolve_config(recipe, overrides, base), None if saved is None else saved[0])
     import_plugins(config.plugins)
     engine = engine or Engine(config.engine)
     if quiet:
@@ -69,5 +70,6 @@ def open_corrected(run: str | Path, corrections: str | Path, out: str | Path, en
     settings = config.model_dump(mode="json")
     checkpoint = Path(run).resolve() / "checkpoints" / f"encoder-{encoder}.safetensors"
     settings["pretrain"]["start"] = str(started_from(str(checkpoint)))
+    settings["encoder"] |= {"weights": None, "pretrained": False}
     settings["refine"]["corrections"] = str(Path(corrections).resolve())
     return open_run(out, cohort, None, settings)

@@ -22,9 +22,11 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.features import FeatureFile, feature_path, read_feature_file, write_feature_file
 from its2clr.encoders.encoder import EmbeddingNetwork, check_tile_size
 from its2clr.encoders.extraction import extract_features
+from its2clr.encoders.foreign import load_weights
+from its2clr.encoders.weight_files import read_weights
 from its2clr.encoders.weights import create_network, load_network, save_network
 from its2clr.engine.devices import Engine
-from its2clr.engine.files import hash_files
+from its2clr.engine.files import hash_files, write_json
 from its2clr.engine.memory import memory_advice, peak_memory, said_peak_memory
 from its2clr.engine.rundir import RunDirectory
 from its2clr.engine.seeds import derive_seed
@@ -97,7 +99,7 @@ class Stages:
         if self._skip("pretrain"):
             return
         config = self.config.pretrain
-        network = self._fresh_network() if config.start is None else load_network(started_from(config.start))
+        network = self._start_network()
         check_tile_size(network.encoder, self.cohort.tile_size)
         check_limits(network.encoder, self.config.refine)
         if config.start is not None:
@@ -316,6 +318,20 @@ class Stages:
         if (labels < 0).any():
             raise InputError("refine.labels=ground_truth needs the label of every training instance, some are unknown")
         return labels.astype(np.float32)
+
+    def _start_network(self) -> EmbeddingNetwork:
+        """The network that pretraining begins with: of another run, fresh, or with the weights that settings name."""
+        if self.config.pretrain.start is not None:
+            return load_network(started_from(self.config.pretrain.start))
+        network = self._fresh_network()
+        # What pretraining has saved already holds the weights; the file need not be there any more.
+        if self.config.encoder.weights is not None and not self.run.checkpoint("pretrain").is_file():
+            report = load_weights(network, read_weights(self.config.encoder.weights), self.config.encoder)
+            for line in report.lines():
+                self.engine.say(line)
+            if self.engine.is_writer:
+                write_json(self.run.path / "weights.json", report.as_dict())
+        return network
 
     def _fresh_network(self) -> EmbeddingNetwork:
         with torch.random.fork_rng(devices=[]):

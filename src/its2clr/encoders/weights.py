@@ -9,6 +9,15 @@ from its2clr.encoders.encoder import EmbeddingNetwork, create_encoder, create_pr
 from its2clr.engine.checkpoint import load_checkpoint, load_module, save_checkpoint
 from its2clr.errors import InputError
 
+FOREIGN_WEIGHTS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+"""Options of timm that fetch weights or read them from other files."""
+
+
+def without_foreign_weights(config: EncoderConfig) -> EncoderConfig:
+    """How to build the same encoder for weights that are at hand: nothing is fetched, whatever the first start was."""
+    options = {key: value for key, value in config.options.items() if key not in FOREIGN_WEIGHTS}
+    return config.model_copy(update={"pretrained": False, "weights": None, "options": options})
+
 
 def create_network(config: RunConfig) -> EmbeddingNetwork:
     """A fresh encoder and projector."""
@@ -36,8 +45,7 @@ def load_network(path: str | Path) -> EmbeddingNetwork:
     tensors, state = load_checkpoint(path)
     if "encoder" not in state or "projector" not in state:
         raise InputError(f"{path}: a checkpoint of its2clr, but not of an encoder")
-    # The weights come from this file: nothing is fetched, whatever the first start was.
-    encoder = create_encoder(EncoderConfig.model_validate({**state["encoder"], "pretrained": False}))
+    encoder = create_encoder(without_foreign_weights(EncoderConfig.model_validate(state["encoder"])))
     network = EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, ProjectorConfig(**state["projector"])))
     load_module(network, tensors, path)
     return network

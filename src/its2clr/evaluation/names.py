@@ -30,6 +30,8 @@ def start_name(config: RunConfig) -> str:
     if start is None:
         if config.pretrain.epochs > 0:
             return METHOD_NAMES[config.pretrain.method]
+        if config.encoder.weights is not None:
+            return "Given weights"
         return "Pretrained weights" if config.encoder.pretrained else "Random"
     if Path(start).name in OTHER_CHECKPOINTS:
         return OTHER_CHECKPOINTS[Path(start).name]

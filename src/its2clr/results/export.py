@@ -8,14 +8,13 @@ import numpy as np
 
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.cohort.layout import read_info
-from its2clr.encoders.weights import load_network
+from its2clr.encoders.weights import load_network, without_foreign_weights
 from its2clr.errors import InputError
 from its2clr.evaluation.names import encoder_names
 from its2clr.evaluation.operating_points import operating_points
 from its2clr.plugins import import_plugins
 from its2clr.results.calibration import fit_calibration
 from its2clr.results.model_file import (
-    FOREIGN_WEIGHTS,
     MODEL_FILE,
     AggregatorPart,
     ModelDescription,
@@ -85,12 +84,11 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
     results = scores.results
     of_encoder = results[chosen.encoder]
     metrics = of_encoder["test"] if chosen.aggregator == own else of_encoder["aggregators"][chosen.aggregator]
-    options = {key: value for key, value in config.encoder.options.items() if key not in FOREIGN_WEIGHTS}
     description = ModelDescription(
         method=encoder_names(config)[chosen.encoder],
         label=str(info.settings.get("label", "label")),
         encoder_name=chosen.encoder,
-        encoder=config.encoder.model_copy(update={"pretrained": False, "options": options}),
+        encoder=without_foreign_weights(config.encoder),
         aggregator=AggregatorPart(
             name=aggregators.name,
             options=dict(aggregators.options),

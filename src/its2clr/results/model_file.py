@@ -26,9 +26,10 @@ from its2clr.aggregators.stacked import build
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.config import EncoderConfig
 from its2clr.encoders.encoder import Encoder, create_encoder
+from its2clr.encoders.weights import FOREIGN_WEIGHTS
+from its2clr.engine.archive import read_archive, write_archive
 from its2clr.engine.checkpoint import load_module
 from its2clr.errors import InputError
-from its2clr.results.archive import read_archive, write_archive
 from its2clr.results.calibration import Calibration
 from its2clr.results.tiling import Tiling
 
@@ -37,8 +38,6 @@ MODEL_FILE = f"model{SUFFIX}"
 FORMAT = 1
 _JSON, _ENCODER, _AGGREGATORS = "model.json", "encoder.safetensors", "aggregators.safetensors"
 _ADVICE = "copy it again, or make it anew with `its2clr evaluate RUN`"
-FOREIGN_WEIGHTS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
-"""Options of timm that fetch weights or read them from other files; here the weights are in the file."""
 
 
 class _Part(BaseModel):
@@ -171,7 +170,7 @@ def _described(content: bytes, path: Path) -> ModelDescription:
         first = str(error).partition("\n")[0]
         raise InputError(f"{path}: model.json is not that of a model ({first}); {_ADVICE}") from error
     named = [option for option in FOREIGN_WEIGHTS if option in description.encoder.options]
-    if description.encoder.pretrained or named:
+    if description.encoder.pretrained or description.encoder.weights is not None or named:
         raise InputError(f"{path}: asks for weights from elsewhere ({', '.join(named) or 'pretrained'}); not read")
     return description
 

@@ -1,0 +1,450 @@
+"""Checkpoints in the layouts of other projects, written here, give the features of the networks they came from."""
+
+import argparse
+import json
+
+import huggingface_hub
+import pytest
+import timm
+import torch
+import torchvision
+from lightly.models.modules import SimCLRProjectionHead
+from safetensors.torch import save_file
+from tests.conftest import TINY
+from torch import nn
+from typer.testing import CliRunner
+
+from its2clr.cli import app
+from its2clr.config import EncoderConfig, ProjectorConfig, RunConfig, resolve_config
+from its2clr.encoders.foreign import load_weights, match_weights, report_weights
+from its2clr.encoders.weight_files import read_weights, released_with, with_constants
+from its2clr.encoders.weights import create_network, save_network
+from its2clr.errors import InputError
+
+TILES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)).double()
+VIT = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 2}
+
+
+def randomised(network: nn.Module) -> nn.Module:
+    """A network with statistics that matter, as after training."""
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in network.state_dict().items():
+        if name.endswith("running_var"):
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+        elif tensor.is_floating_point() and tensor.ndim == 1:
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1 + (1 if name.endswith("weight") else 0))
+    return network.eval()
+
+
+def resnet(kind: str = "resnet18", **options) -> nn.Module:
+    torch.manual_seed(0)
+    return randomised(getattr(torchvision.models, kind)(**options))
+
+
+def features(network: nn.Module, kind: type[nn.Module] = torchvision.models.ResNet) -> torch.Tensor:
+    """What the source network sees: normalised tiles, its head taken off."""
+    assert isinstance(network, kind)
+    network.fc = nn.Identity()
+    with torch.no_grad():
+        return network.double()(normalised(TILES))
+
+
+def normalised(tiles: torch.Tensor) -> torch.Tensor:
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (EncoderConfig().mean, EncoderConfig().std))
+    return (tiles - mean) / std
+
+
+def prefixed(prefix: str, network: nn.Module) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in network.state_dict().items()}
+
+
+def settings(**encoder) -> RunConfig:
+    projector = {"hidden_dim": 512, "output_dim": 256, "norm": "none"}
+    return RunConfig(encoder=EncoderConfig(**encoder), projector=ProjectorConfig(**projector))
+
+
+def loaded(path, **encoder):
+    """Features of a network that took a file's weights, the report, and the network."""
+    config = with_constants(settings(weights=str(path), **encoder))
+    network = create_network(config).eval()
+    report = load_weights(network, read_weights(config.encoder.weights), config.encoder)
+    with torch.no_grad():  # in double precision: the order of sums, which memory layouts change, is then no matter
+        return network.double().encoder(TILES), report, network
+
+
+def head() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 256))
+
+
+@pytest.mark.parametrize("kind", ["resnet18", "resnet50"])
+def test_torchvision(kind, tmp_path):
+    source = resnet(kind)
+    torch.save(source.state_dict(), tmp_path / "model.pth")
+    found, report, _ = loaded(tmp_path / "model.pth", name=kind)
+    assert torch.allclose(found, features(source), atol=1e-6)
+    assert report.share == 1
+    assert report.missing == report.other_shape == report.excess == ()
+    assert report.unused == ("fc.weight", "fc.bias")
+    assert "does not say" in report.constants
+
+
+def wrapped(layout: str) -> dict:
+    """Content of a checkpoint of `resnet()`, with a decoy where the layout has a second network."""
+    source, decoy = resnet(), resnet(zero_init_residual=True)
+    decoy.conv1.weight.data.mul_(2)
+    numbered = nn.Sequential(*list(source.children())[:-1])  # as in lightly's tutorials
+    return {
+        "lightning": {
+            "state_dict": prefixed("backbone.", source) | prefixed("backbone_momentum.", decoy),
+            "hyper_parameters": {"lr": 0.1},
+        },
+        "lightly": {
+            "state_dict": prefixed("backbone.", numbered)
+            | prefixed("projection_head.", SimCLRProjectionHead(512, 512, 256)),
+        },
+        "moco": {
+            "arch": "resnet18",
+            "state_dict": prefixed("module.encoder_q.", source) | prefixed("module.encoder_k.", decoy),
+            "optimizer": {"state": {0: torch.rand(3)}},
+        },
+        "dino": {"student": prefixed("module.backbone.", decoy), "teacher": prefixed("backbone.", source)},
+        "compiled": {"model": prefixed("_orig_mod.", source), "args": argparse.Namespace(lr=0.1)},
+        "student only": prefixed("student_backbone.", source),
+        "distributed": {"model": prefixed("module.", source)},
+        "double": {"net": {name: tensor.double() for name, tensor in source.state_dict().items()}},
+    }[layout]
+
+
+@pytest.mark.parametrize(
+    "layout", ["lightning", "lightly", "moco", "dino", "compiled", "student only", "distributed", "double"]
+)
+def test_wrappers(layout, tmp_path):
+    torch.save(wrapped(layout), tmp_path / "file.ckpt")
+    found, report, _ = loaded(tmp_path / "file.ckpt")
+    assert torch.allclose(found, features(resnet()), atol=1e-6)
+    assert report.share == 1
+    assert not any(unused.startswith("optimizer") for unused in report.unused)
+
+
+class ResNetSimCLR(nn.Module):
+    """The layout of dsmil-wsi's checkpoints: simclr/models/resnet_simclr.py."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        source = torchvision.models.resnet18(norm_layer=nn.InstanceNorm2d)
+        self.features = nn.Sequential(*list(source.children())[:-1])
+        self.l1 = nn.Linear(512, 512)
+        self.l2 = nn.Linear(512, 256)
+
+    def forward(self, tiles):
+        pooled = self.features(tiles).flatten(1)
+        return pooled, self.l2(torch.relu(self.l1(pooled)))
+
+
+def test_dsmil_wsi_after_compute_feats(tmp_path):
+    torch.manual_seed(0)
+    source = torchvision.models.resnet18(norm_layer=nn.InstanceNorm2d).eval()
+    source.fc = nn.Identity()
+    torch.save(prefixed("feature_extractor.", source) | {"fc.weight": torch.rand(1, 512)}, tmp_path / "embedder.pth")
+    found, report, _ = loaded(tmp_path / "embedder.pth", norm="instance")
+    with torch.no_grad():
+        assert torch.allclose(found, source.double()(TILES), atol=1e-6)
+    assert report.unused == ("fc.weight",)
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_dsmil_wsi(prefix, tmp_path):
+    source = ResNetSimCLR().eval()
+    torch.save(prefixed(prefix, source), tmp_path / "model.pth")
+    found, report, network = loaded(tmp_path / "model.pth", norm="instance")
+    with torch.no_grad():
+        pooled, projected = source.double()(TILES)  # as they are, in [0, 1]
+        assert torch.allclose(found, pooled, atol=1e-6)
+        assert torch.allclose(network(TILES)[1], projected, atol=1e-6)
+    assert report.projector.startswith(f"loaded from {prefix}l1")
+    assert report.unused == ()
+    assert "dsmil-wsi" in report.constants
+
+    with pytest.raises(InputError, match=r"set encoder\.norm=instance"):
+        loaded(tmp_path / "model.pth", norm="batch")
+
+
+def test_its2clr_of_the_paper(tmp_path):
+    torch.manual_seed(0)
+    source = torchvision.models.resnet18(norm_layer=nn.InstanceNorm2d)
+    source.fc = head()
+    torch.save({"net": prefixed("module.resnet.", source), "optimizer": {"state": {}}}, tmp_path / "epoch3model.pth")
+    found, report, network = loaded(tmp_path / "epoch3model.pth", norm="instance")
+    with torch.no_grad():
+        assert torch.allclose(network(TILES)[1], source.eval().double()(TILES), atol=1e-6)
+        source.fc = nn.Identity()
+        assert torch.allclose(found, source(TILES), atol=1e-6)
+    assert report.projector.startswith("loaded from net.module.resnet.fc.0")
+    assert any("BGR" in note for note in report.notes)
+
+
+def test_weights_of_batch_norm_are_refused_for_instance_norm(tmp_path):
+    torch.save(resnet().state_dict(), tmp_path / "model.pth")
+    with pytest.raises(InputError, match=r"set encoder\.norm=batch"):
+        loaded(tmp_path / "model.pth", norm="instance")
+
+
+def test_a_head_of_other_shape_is_not_loaded_and_said(tmp_path):
+    source = resnet()
+    source.fc = nn.Sequential(nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 64))
+    torch.save({"state_dict": prefixed("module.encoder_q.", source)}, tmp_path / "moco.pth")
+    _, report, _ = loaded(tmp_path / "moco.pth")
+    assert "projector.hidden_dim=128 projector.output_dim=64" in report.projector
+
+
+def test_dino_from_timm_takes_the_teacher_and_fits_another_tile_size(tmp_path):
+    torch.manual_seed(0)
+    name = "vit_small_patch16_224"
+    teacher, student = (randomised(timm.create_model(name, num_classes=0, **VIT)) for _ in range(2))
+    content = {
+        key: prefixed("module.backbone.", network) | {"module.head.mlp.0.weight": torch.rand(4, 48)}
+        for key, network in (("student", student), ("teacher", teacher))
+    }
+    torch.save(content, tmp_path / "checkpoint.pth")
+    found, report, _ = loaded(tmp_path / "checkpoint.pth", name=name, options=VIT)
+    with torch.no_grad():
+        assert torch.allclose(found, teacher.double()(normalised(TILES)), atol=1e-6)
+    teacher.float()
+    assert "teacher.module.backbone." in report.layout
+    assert report.share == 1
+    assert len(report.unused) == len(student.state_dict()) + 2
+
+    larger = {**VIT, "img_size": 96}
+    config = settings(name=name, options=larger)
+    network = create_network(config)
+    report = load_weights(network, read_weights(tmp_path / "checkpoint.pth"), config.encoder)
+    assert report.resized == ("pos_embed 1x17x48 -> 1x37x48",)
+    by_timm = timm.models.vision_transformer.checkpoint_filter_fn(teacher.state_dict(), network.encoder.backbone)
+    assert torch.equal(network.encoder.backbone.pos_embed, by_timm["pos_embed"])
+
+
+def test_options_that_a_vit_needs_are_named(tmp_path):
+    name = "vit_small_patch16_224"
+    needed = {"init_values": 0.1, "reg_tokens": 4, "no_embed_class": True}
+    torch.save(timm.create_model(name, num_classes=0, **VIT, **needed).state_dict(), tmp_path / "vit.pth")
+    with pytest.raises(InputError, match=r"(?s)takes 8\d.*init_values: 1\.0e-5.*reg_tokens: 4"):
+        loaded(tmp_path / "vit.pth", name=name, options={**VIT, "no_embed_class": True})
+    _, report, _ = loaded(tmp_path / "vit.pth", name=name, options={**VIT, **needed})
+    assert report.share == 1
+    assert report.notes == ()
+
+
+def test_weights_that_timm_knows_how_to_convert(tmp_path):
+    """DINOv2's giant, as its authors name it: a gated MLP in one matrix, w12, and w3."""
+    name, options = "vit_giant_patch14_dinov2", {"img_size": 56, "embed_dim": 48, "depth": 4, "num_heads": 2}
+    torch.manual_seed(0)
+    source = randomised(timm.create_model(name, num_classes=0, **options))
+    state = {key.replace("fc1", "w12").replace("fc2", "w3"): tensor for key, tensor in source.state_dict().items()}
+    torch.save(state | {"mask_token": torch.zeros(1, 48)}, tmp_path / "dinov2.pth")
+    config = settings(name=name, options=options)
+    network = create_network(config)
+    report = load_weights(network, read_weights(tmp_path / "dinov2.pth"), config.encoder)
+    assert "converted by timm" in report.layout
+    assert report.share == 1
+    for key, tensor in source.state_dict().items():
+        assert torch.equal(network.encoder.backbone.state_dict()[key], tensor), key
+
+
+def test_patches_of_another_size_are_resampled_by_timm(tmp_path):
+    name = "vit_small_patch16_224"
+    torch.save(timm.create_model(name, num_classes=0, **VIT).state_dict(), tmp_path / "vit.pth")
+    _, report, network = loaded(tmp_path / "vit.pth", name="vit_small_patch8_224", options=VIT)
+    assert "converted by timm" in report.layout
+    assert report.other_shape == report.missing == ()
+    assert network.encoder.backbone.patch_embed.proj.weight.shape[-1] == 8
+
+
+def test_a_torchvision_vit(tmp_path):
+    torch.manual_seed(0)
+    source = torchvision.models.VisionTransformer(64, 16, 2, 2, 48, 192).eval()
+    for parameter in source.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.05)
+    torch.save(source.state_dict(), tmp_path / "vit.pth")
+    found, report, _ = loaded(tmp_path / "vit.pth", name="vit_small_patch16_224", options=VIT)
+    source.heads = nn.Identity()
+    with torch.no_grad():
+        assert torch.allclose(found, source.double()(normalised(TILES)), atol=1e-6)
+    assert report.share == 1
+
+
+def test_safetensors_with_constants_in_it_or_beside_it(tmp_path):
+    source = resnet()
+    tensors = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    told = {"mean": "[0.5, 0.5, 0.5]", "std": "[0.25, 0.25, 0.25]"}
+    save_file(tensors, tmp_path / "told.safetensors", metadata=told)
+    _, report, network = loaded(tmp_path / "told.safetensors")
+    assert torch.equal(network.encoder.mean.flatten(), torch.full((3,), 0.5).double())
+    assert "from the file" in report.constants
+
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        "architecture": "resnet18",
+        "model_args": {"drop_rate": 0.1},
+        "pretrained_cfg": {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    for given in (folder, folder / "model.safetensors"):
+        _, report, network = loaded(given)
+        assert torch.allclose(network.encoder.std.flatten(), torch.tensor([0.4, 0.5, 0.6]).double())
+    assert "the file names options that are not set: encoder.options={drop_rate: 0.1}" in report.notes
+    _, report, network = loaded(folder, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    assert torch.equal(network.encoder.mean.flatten(), torch.zeros(3).double())
+    assert "as set" in report.constants
+    assert "(0.1, 0.2, 0.3)" in report.constants
+
+
+def test_hub_names_are_fetched_by_timm(tmp_path, monkeypatch):
+    source = timm.create_model("resnet18", num_classes=5, channels=[8, 8, 16, 16], stem_width=8)
+    snapshot = tmp_path / "models--lab--encoder" / "snapshots" / ("a" * 40)
+    timm.models.save_for_hf(randomised(source), snapshot, safe_serialization=True)
+    (tmp_path / "models--lab--encoder" / "refs").mkdir()
+    (tmp_path / "models--lab--encoder" / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    options = {"channels": [8, 8, 16, 16], "stem_width": 8}
+    found, report, _ = loaded("hf-hub:lab/encoder", options=options)
+    assert torch.allclose(found, features(source, timm.models.ResNet), atol=1e-6)
+    assert "timm's config" in report.constants
+    with pytest.raises(InputError, match="timm cannot get hf-hub:lab/nothing"):
+        read_weights("hf-hub:lab/nothing")
+
+
+def test_our_own_checkpoints_and_model_files(evaluated_run, tmp_path):
+    config = resolve_config("demo", [*TINY, "encoder.mean=[0.1, 0.2, 0.3]"])
+    torch.manual_seed(0)
+    source = create_network(config).eval()
+    randomised(source)
+    save_network(tmp_path / "encoder.safetensors", source, config, {})
+    fresh = with_constants(
+        resolve_config("demo", {**_tiny(), "encoder.weights": str(tmp_path / "encoder.safetensors")})
+    )
+    assert fresh.encoder.mean == (0.1, 0.2, 0.3)
+    network = create_network(fresh).eval()
+    report = load_weights(network, read_weights(tmp_path / "encoder.safetensors"), fresh.encoder)
+    with torch.no_grad():
+        for ours, theirs in zip(network(TILES.float()), source(TILES.float()), strict=True):
+            assert torch.equal(ours, theirs)
+    assert report.unused == ()
+    assert report.projector.startswith("loaded from head.0")
+
+    from its2clr.results.export import export_model, model_of_run
+
+    path = export_model(evaluated_run, tmp_path / "model.its2clr")
+    network = create_network(fresh).eval()
+    report = load_weights(network, read_weights(path), fresh.encoder)
+    with torch.no_grad():
+        expected = model_of_run(evaluated_run).encoder.backbone(TILES.float())
+        assert torch.equal(network.encoder.backbone(TILES.float()), expected)
+    assert report.unused == ()
+
+
+def _tiny():
+    from its2clr.config import parse_override
+
+    return dict(parse_override(text) for text in TINY)
+
+
+WRONG = {
+    "deeper": ({"name": "resnet18"}, lambda: resnet("resnet34"), r"takes 5\d\.\d% of the network"),
+    "shallower": ({"name": "resnet34"}, lambda: resnet("resnet18"), r"missing, left as they were: 80"),
+    "other kind": ({"name": "resnet18"}, lambda: resnet("resnet50"), r"of another shape, not loaded"),
+    "other width": (
+        {"name": "resnet18", "options": {"channels": [32, 64, 128, 256]}},
+        resnet,
+        r"layer1\.0\.conv1\.weight \(64x64x3x3 in the file, 32x64x3x3 in the encoder\)",
+    ),
+    "no network": ({"name": "resnet18"}, lambda: nn.Linear(3, 4), r"matched 0 of the encoder's 100 tensors"),
+    "a vit": ({"name": "vit_small_patch16_224", "options": VIT}, resnet, r"0\.0% of the encoder"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_weights_fail_with_the_report(name, tmp_path):
+    encoder, make, message = WRONG[name]
+    torch.save(make().state_dict(), tmp_path / "model.pth")
+    config = settings(**encoder)
+    network = create_network(config)
+    before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
+    with pytest.raises(InputError, match=rf"(?s)not weights of this encoder.*{message}") as error:
+        load_weights(network, read_weights(tmp_path / "model.pth"), config.encoder)
+    assert "unused" in str(error.value) or "of a part that" in str(error.value) or "another shape" in str(error.value)
+    assert all(torch.equal(before[key], tensor) for key, tensor in network.state_dict().items())
+
+
+def test_a_few_missing_tensors_are_said_and_the_limit_is_a_setting(tmp_path):
+    state = resnet().state_dict()
+    state.pop("layer4.1.bn2.bias")
+    torch.save(state, tmp_path / "model.pth")
+    _, report, _ = loaded(tmp_path / "model.pth")
+    assert report.missing == ("layer4.1.bn2.bias",)
+    assert any("layer4.1.bn2.bias" in line for line in report.lines())
+    with pytest.raises(InputError, match=r"encoder\.weights_matched=1 asks for 100%"):
+        loaded(tmp_path / "model.pth", weights_matched=1.0)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    torch.save(nn.Linear(2, 2), tmp_path / "module.pth")
+    with pytest.raises(InputError, match=r"(?s)asks for torch\.nn\.modules\.linear\.Linear.*weights_only=False"):
+        read_weights(tmp_path / "module.pth")
+    for name, content in (("text.pth", b"hello"), ("cut.safetensors", b"\x10\0\0\0\0\0\0\0{"), ("empty.pt", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=r"encoder\.weights: .*" + name):
+            read_weights(tmp_path / name)
+    torch.save({"epoch": 3}, tmp_path / "none.pth")
+    with pytest.raises(InputError, match="holds no tensors"):
+        read_weights(tmp_path / "none.pth")
+    with pytest.raises(InputError, match="hf-hub:OWNER/NAME"):
+        read_weights(tmp_path / "nothing.pth")
+
+
+def test_the_report_changes_nothing_and_reads_settings(tmp_path):
+    torch.save(ResNetSimCLR().state_dict(), tmp_path / "model.pth")
+    report = report_weights(str(tmp_path / "model.pth"), None, ["encoder.norm=instance", "projector.output_dim=256"])
+    assert report.lines()[1] == "  matched 20 of the encoder's 20 tensors (100.0% of it)"
+    assert list(tmp_path.iterdir()) == [tmp_path / "model.pth"]
+    config = settings(norm="instance")
+    network = create_network(config)
+    before = network.encoder.backbone.conv1.weight.clone()
+    match_weights(network, read_weights(tmp_path / "model.pth"), config.encoder)
+    assert torch.equal(before, network.encoder.backbone.conv1.weight)
+
+
+def test_the_command_prints_the_report_or_fails_with_it(tmp_path):
+    torch.save(ResNetSimCLR().state_dict(), tmp_path / "model.pth")
+    given = ["weights", str(tmp_path / "model.pth"), "--encoder", "resnet18"]
+    result = CliRunner().invoke(app, [*given, "--norm", "instance"])
+    assert result.exit_code == 0
+    assert "matched 20 of the encoder's 20 tensors" in result.output
+    failed = CliRunner().invoke(app, given)
+    assert isinstance(failed.exception, InputError)
+    assert "set encoder.norm=instance" in str(failed.exception)
+    assert "matched 20 of the encoder's 100 tensors" in str(failed.exception)
+
+
+def test_constants_of_timms_own_weights_and_of_a_begun_run():
+    config = with_constants(settings(name="vit_small_patch16_224.augreg_in21k", pretrained=True))
+    assert config.encoder.mean == (0.5, 0.5, 0.5)
+    begun = settings(weights="/moved/away.pth", mean=(0.1, 0.1, 0.1))
+    assert with_constants(settings(weights="/moved/away.pth"), begun).encoder.mean == (0.1, 0.1, 0.1)
+    with pytest.raises(InputError, match="is not there"):
+        with_constants(settings(weights="/moved/away.pth"))
+    with pytest.raises(ValueError, match="give one of them"):
+        EncoderConfig(weights="a.pth", pretrained=True)
+
+
+def test_only_the_layouts_of_research_code_imply_constants():
+    assert released_with(["module.features.0.weight", "module.l1.weight"]) == "dsmil-wsi"
+    assert released_with(["backbone.features.0.weight"]) is None
+    assert released_with(["feature_extractor.conv1.weight", "fc.weight"]) == "dsmil-wsi"
+    assert released_with(["feature_extractor.conv1.weight", "feature_extractor.bn1.weight"]) is None
+    assert released_with(["conv1.weight", "layer1.0.conv1.weight"]) is None
+    assert released_with(["resnet.conv1.weight", "resnet.fc.0.weight"]) == "ItS2CLR"
+    assert released_with(["resnet.conv1.weight", "resnet.fc.0.weight", "resnet.bn1.weight"]) is None
