@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from its2clr.config import PretrainConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
-from its2clr.pretrain.method import Method, frozen_copy, projector_dims, rising_momentum, spread_of_first_half
+from its2clr.engine.guard import embedding_spread
+from its2clr.pretrain.method import Method, frozen_copy, projector_dims, rising_momentum
 
 MOMENTUM = 0.99
 
@@ -42,6 +43,10 @@ class Byol(nn.Module):
         loss: Tensor = self._similarity(first, second_target.detach()) + self._similarity(second, first_target.detach())
         return loss / 2
 
+    def spread(self, embeddings: Tensor) -> float:
+        """Spread of the targets; predictions of a young predictor hardly differ though the representations do."""
+        return embedding_spread(embeddings.chunk(2)[1])
+
 
 def byol(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
     """BYOL on the configured projector; the online encoder is kept."""
@@ -51,4 +56,4 @@ def byol(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
     def update(step: int, steps: int) -> None:
         update_momentum(learner.online, learner.target, rising_momentum(momentum, step, steps))
 
-    return Method(learner, learner.loss, network, update, spread=spread_of_first_half, records=False)
+    return Method(learner, learner.loss, network, update, spread=learner.spread, records=False)

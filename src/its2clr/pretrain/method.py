@@ -64,8 +64,3 @@ def projector_dims(network: EmbeddingNetwork) -> tuple[int, int]:
     """Width of the projector's hidden layer, and of its output."""
     layers = [module for module in network.head.modules() if isinstance(module, nn.Linear)]
     return layers[0].out_features, layers[-1].out_features
-
-
-def spread_of_first_half(embeddings: Tensor) -> float:
-    """Spread of what the trained network gives; what its copy gives is below, and may be another point."""
-    return embedding_spread(embeddings[: len(embeddings) // 2])

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from its2clr.config import PretrainConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
-from its2clr.pretrain.method import Method, frozen_copy, projector_dims, spread_of_first_half
+from its2clr.engine.guard import embedding_spread
+from its2clr.pretrain.method import Method, frozen_copy, projector_dims
 
 MOMENTUM = 0.999
 
@@ -46,6 +47,10 @@ class Moco(nn.Module):
         loss: Tensor = self.contrast(queries, keys.detach())
         return loss
 
+    def spread(self, embeddings: Tensor) -> float:
+        """Spread of the queries; the keys may be another point."""
+        return embedding_spread(embeddings.chunk(2)[0])
+
 
 def moco(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
     """MoCo v2 on the configured projector; the query encoder is kept."""
@@ -56,4 +61,4 @@ def moco(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
         update_momentum(learner.queries, learner.keys, momentum)
 
     # The place in the queue is looked up on the host in every step.
-    return Method(learner, learner.loss, network, update, spread=spread_of_first_half, records=False)
+    return Method(learner, learner.loss, network, update, spread=learner.spread, records=False)
