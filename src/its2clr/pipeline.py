@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from its2clr.config import resolve_config
+from its2clr.cohort.layout import INFO_FILE, read_info
+from its2clr.config import EncoderConfig, RunConfig, resolve_config
+from its2clr.encoders.encoder import FEATURES
 from its2clr.engine.devices import Engine
 from its2clr.engine.rundir import RunDirectory, read_run_config
 from its2clr.errors import InputError
@@ -40,12 +42,23 @@ def open_run(
     if saved is None and cohort is None:
         raise InputError(f"{run}: no run has begun here; begin one by naming a cohort: `its2clr fit COHORT --out RUN`")
     base = saved[0].model_dump(mode="json") if saved is not None and recipe is None else None
-    config = resolve_config(recipe, overrides, base)
+    config = with_features(resolve_config(recipe, overrides, base), cohort if saved is None else saved[1])
     import_plugins(config.plugins)
     engine = engine or Engine(config.engine)
     if quiet:
         engine.bars.enabled = False
     return Stages(RunDirectory(run, config, cohort, engine), engine, write_features=write_features)
+
+
+def with_features(config: RunConfig, cohort: str | Path | None) -> RunConfig:
+    """The settings of a run on a cohort; where that holds features, the encoder is an adapter over them."""
+    if cohort is None or not (Path(cohort) / INFO_FILE).is_file():
+        return config  # what is wrong with it is said when it is opened
+    info = read_info(Path(cohort))
+    if info.kind == "tiles":
+        return config
+    encoder = EncoderConfig(name=FEATURES, options={"feature_dim": info.feature_dim})
+    return config.model_copy(update={"encoder": encoder})
 
 
 def open_corrected(run: str | Path, corrections: str | Path, out: str | Path, encoder: str = REFINED) -> Stages:

@@ -7,6 +7,7 @@ A stage reads what the one before wrote into the run directory. Nothing here can
 import time
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from its2clr.aggregators.training import train_aggregators
 from its2clr.baselines import end_to_end as baseline
 from its2clr.cohort import Cohort
 from its2clr.cohort.features import FeatureFile, feature_path, read_feature_file, write_feature_file
+from its2clr.encoders.adapter import FeatureAdapter
 from its2clr.encoders.encoder import EmbeddingNetwork, check_tile_size
 from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import create_network, load_network, save_network
@@ -96,15 +98,19 @@ class Stages:
             return
         config = self.config.pretrain
         network = self._fresh_network() if config.start is None else load_network(started_from(config.start))
-        check_tile_size(network.encoder, self.cohort.tile_size)
+        self._check_fits(network)
         if config.start is not None:
             self.engine.say(f"pretrain: taken from {config.start}")
+        elif isinstance(network.encoder, FeatureAdapter):
+            network.encoder.learn_statistics(self.train.tiles.images)
+            self.engine.say("pretrain: the cohort holds features, which are the start")
         elif config.epochs > 0:
             self.engine.say(f"pretrain: {config.method} on {len(self.train.tiles)} training tiles")
             with self.run.lock(), memory_advice("pretrain"):
                 pretrain(network, self.train.tiles, config, self.engine, self.run, self.config.seed)
         self._save(START, network)
-        self._mark_done("pretrain", epochs=0 if config.start is not None else config.epochs)
+        trained = config.start is None and self.cohort.kind == "tiles"
+        self._mark_done("pretrain", epochs=config.epochs if trained else 0)
 
     def refine(self) -> None:
         """Algorithm 1, from the pretrained encoder."""
@@ -133,6 +139,8 @@ class Stages:
         if self._skip("end_to_end"):
             return
         config = self.config.end_to_end
+        if self.cohort.kind == "features":
+            raise InputError(f"{self.cohort.path}: holds features; end to end needs the tiles themselves")
         if config.start == "pretrained":
             self.pretrain()
             network = load_network(self.run.checkpoint(f"encoder-{START}"))
@@ -190,6 +198,13 @@ class Stages:
                 pairs.append((words[1], words[2]))
         return pairs
 
+    def usual_encoder(self) -> str:
+        """The refined encoder; of a cohort of features that is not refined, the features themselves."""
+        if self.cohort.kind == "features" and self.run.done("refine") is None:
+            self.pretrain()
+            return START
+        return REFINED
+
     def features(
         self, encoder: str, cohort: Cohort, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
     ) -> BagFeatures:
@@ -209,7 +224,7 @@ class Stages:
         """An encoder's features of any cohort's bags, computed and not kept."""
         self._require(encoder)
         wanted = self.run.tile_size()
-        if cohort.tile_size != wanted:
+        if cohort.kind == "tiles" and cohort.tile_size != wanted:
             raise InputError(
                 f"{cohort.path}: tiles of {cohort.tile_size} px, this run was trained on {wanted} px; pack these bags "
                 f"with --tile-size {wanted}"
@@ -302,6 +317,18 @@ class Stages:
             raise InputError("refine.labels=ground_truth needs the label of every training instance, some are unknown")
         return labels.astype(np.float32)
 
+    def _check_fits(self, network: EmbeddingNetwork) -> None:
+        """Refuse an encoder that cannot take what the cohort holds."""
+        if self.cohort.kind == "tiles":
+            check_tile_size(network.encoder, self.cohort.tile_size)
+        elif not isinstance(network.encoder, FeatureAdapter):
+            raise InputError("pretrain.start: an encoder of tiles, but the cohort holds features")
+        elif (network.encoder.feature_dim,) != self.cohort.instance_shape:
+            raise InputError(
+                f"pretrain.start: an adapter of {network.encoder.feature_dim} features, the cohort has "
+                f"{self.cohort.instance_shape[0]}"
+            )
+
     def _fresh_network(self) -> EmbeddingNetwork:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.config.seed, "network"))
@@ -355,7 +382,7 @@ def started_from(start: str) -> Path:
 
 def aggregator_path(run: Path, encoder: str, name: str | None = None) -> Path:
     """Where a run keeps an encoder's trained aggregators; `name` is of another aggregator than the run's own."""
-    return run / "aggregators" / f"{encoder if name is None else f'{encoder}-{name}'}.safetensors"
+    return run / "aggregators" / f"{encoder if name is None else f'{encoder}-{quote(name)}'}.safetensors"
 
 
 def _aggregate_stage(encoder: str, name: str | None = None) -> str:

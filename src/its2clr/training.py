@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from its2clr.config import OptimiserConfig, PretrainConfig, RefineConfig
+from its2clr.encoders.adapter import FeatureAdapter, FeatureViews
 from its2clr.engine.devices import Engine
 from its2clr.engine.graphs import Recorded
 from its2clr.engine.guard import embedding_spread
@@ -89,7 +90,12 @@ class TrainingStep:
         network.to(engine.device)
         self.network, self.optimiser = engine.set_up(network, make_optimiser(network, config, engine))
         self.engine = engine
-        self.views = ViewMaker(config.views, engine.device, fused=engine.records_steps)
+        adapter = getattr(network, "encoder", None)
+        self.views: ViewMaker | FeatureViews = (
+            FeatureViews(adapter, engine.device)
+            if isinstance(adapter, FeatureAdapter)
+            else ViewMaker(config.views, engine.device, fused=engine.records_steps)
+        )
         self._objective = objective
         self._feed = tiles.feed(batch_size // engine.world_size, engine.device)
         self.replays = engine.records_steps and engine.world_size == 1

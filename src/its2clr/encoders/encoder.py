@@ -10,6 +10,9 @@ from its2clr.config import EncoderConfig, ProjectorConfig
 from its2clr.errors import InputError
 from its2clr.views import to_float
 
+FEATURES = "features"
+"""Name of the encoder of a cohort of features: the adapter of `its2clr.encoders.adapter`."""
+
 
 class Encoder(nn.Module):
     """A timm backbone that carries its normalisation constants.
@@ -36,6 +39,10 @@ class Encoder(nn.Module):
         features: Tensor = self.backbone(normalised.contiguous(memory_format=torch.channels_last))
         return features
 
+    def standardised(self, features: Tensor) -> Tensor:
+        """Features as the projection head sees them: as they are."""
+        return features
+
 
 class EmbeddingNetwork(nn.Module):
     """f and psi in one forward pass, so that one call is one distributed synchronisation.
@@ -53,7 +60,7 @@ class EmbeddingNetwork(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features (B, D) and embeddings (B, D')."""
         features = self.encoder(images)
-        return features, self.head(features)
+        return features, self.head(self.encoder.standardised(features))
 
 
 def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
@@ -65,6 +72,10 @@ def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
     import timm
 
     config = EncoderConfig(name=name, options=options) if isinstance(name, str) else name
+    if config.name == FEATURES:
+        from its2clr.encoders.adapter import create_adapter
+
+        return create_adapter(config.options)
     if not timm.is_model(config.name):
         close = difflib.get_close_matches(config.name, timm.list_models(), n=3)
         raise InputError(f"encoder.name: timm has no model {config.name!r}; closest: {', '.join(close) or 'none'}")

@@ -24,7 +24,7 @@ from its2clr.evaluation.bootstrap import bag_auc_difference_interval, bag_metric
 from its2clr.evaluation.health import health_report, warnings_of
 from its2clr.evaluation.instance import instance_metrics
 from its2clr.evaluation.linear_probe import linear_probe, linear_probe_metrics
-from its2clr.evaluation.names import refinement_name, start_name
+from its2clr.evaluation.names import encoder_names, refinement_name
 from its2clr.evaluation.pseudo_labels import pseudo_label_quality
 from its2clr.evaluation.retrainings import summarise
 from its2clr.evaluation.separation import class_separation
@@ -127,7 +127,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     results |= {
         "cohort": {"path": str(run.cohort), **describe(cohort)},
         "aggregator": own,
-        "start": start_name(run.config.pretrain),
+        "start": encoder_names(run.config)[START],
         "method": refinement_name(run.config.refine),
         "seconds": training_seconds(run.path),
     }

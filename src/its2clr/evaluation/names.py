@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from its2clr.config import PretrainConfig, RefineConfig, RunConfig
+from its2clr.encoders.encoder import FEATURES
 
 REFINED_CHECKPOINT = "encoder-its2clr.safetensors"
 
@@ -10,7 +11,7 @@ REFINED_CHECKPOINT = "encoder-its2clr.safetensors"
 def encoder_names(config: RunConfig) -> dict[str, str]:
     """The name of each encoder: before refinement, refined, trained end to end."""
     return {
-        "simclr": start_name(config.pretrain),
+        "simclr": "Frozen features" if config.encoder.name == FEATURES else start_name(config.pretrain),
         "its2clr": refinement_name(config.refine),
         "end_to_end": "End to end",
     }

@@ -8,6 +8,7 @@ import numpy as np
 
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.cohort.layout import read_info
+from its2clr.encoders.adapter import adapter_encoder
 from its2clr.encoders.weights import load_network
 from its2clr.errors import InputError
 from its2clr.evaluation.names import encoder_names
@@ -85,12 +86,13 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
     results = scores.results
     of_encoder = results[chosen.encoder]
     metrics = of_encoder["test"] if chosen.aggregator == own else of_encoder["aggregators"][chosen.aggregator]
-    options = {key: value for key, value in config.encoder.options.items() if key not in FOREIGN_WEIGHTS}
+    built = adapter_encoder(config)
+    options = {key: value for key, value in built.options.items() if key not in FOREIGN_WEIGHTS}
     description = ModelDescription(
         method=encoder_names(config)[chosen.encoder],
         label=str(info.settings.get("label", "label")),
         encoder_name=chosen.encoder,
-        encoder=config.encoder.model_copy(update={"pretrained": False, "options": options}),
+        encoder=built.model_copy(update={"pretrained": False, "options": options}),
         aggregator=AggregatorPart(
             name=aggregators.name,
             options=dict(aggregators.options),
