@@ -194,7 +194,7 @@ def _inspect_bag(bag: tuple[str, int | None, int], *, folder: Path, tile_size: i
         messages.append(f"belongs to bag {tiles.bag_id!r}, not {bag_id!r}")
     if len(tiles) != n_instances:
         messages.append(f"holds {len(tiles)} images, bags.csv says {n_instances}")
-    if tiles.tile_size != tile_size:
+    if tiles.has_images and tiles.tile_size != tile_size:
         messages.append(f"its tile size is {tiles.tile_size}, that of the cohort {tile_size}")
     if wrong_places:
         messages.append(f"{wrong_places} coordinates are negative")
