@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.cohort.feature_files import MPP, TILE, clam, grid, stamp, trident
 
 from its2clr.cohort import Cohort, examine, load_tiles
 from its2clr.cohort.feature_cohort import pack_features, read_feature_manifest
 from its2clr.cohort.features import FeatureFile, write_feature_file
 from its2clr.cohort.foreign_features import FeatureProblem, PlacedFeatures, read_foreign_features
 from its2clr.errors import InputError
-from tests.cohort.feature_files import MPP, TILE, clam, grid, stamp, trident
 
 COORDS = grid(4, 3)
 
@@ -52,7 +52,7 @@ def test_clam(tmp_path: Path, features: NDArray[np.float32], pt: bool) -> None:
 
 def test_clam_with_patches_elsewhere_or_nowhere(tmp_path: Path, features: NDArray[np.float32]) -> None:
     clam(tmp_path / "f" / "a.pt", features, COORDS, patches=tmp_path / "elsewhere" / "patches", pt=True)
-    with pytest.raises(FeatureProblem, match="without coordinates.*--coords"):
+    with pytest.raises(FeatureProblem, match=r"without coordinates.*--coords"):
         read_foreign_features(tmp_path / "f" / "a.pt")
     check_places(read_foreign_features(tmp_path / "f" / "a.pt", coords=tmp_path / "elsewhere"), math.nan)
     clam(tmp_path / "g" / "a.h5", features, COORDS, patches=None)
@@ -191,10 +191,10 @@ def test_tables_and_folders_that_are_wrong(tmp_path: Path, features: NDArray[np.
     for name in "abc":
         trident(folder / f"{name}.h5", features, COORDS)
     trident(folder / "d.h5", features[:, :5], COORDS)
-    with pytest.raises(InputError, match="different numbers of features: 5 in 1 files, such as .*d.h5; 8 in 3 files"):
+    with pytest.raises(InputError, match=r"different numbers of features: 5 in 1 files, such as .*d\.h5; 8 in 3 files"):
         pack_features(read_feature_manifest(labels, folder), tmp_path / "cohort")
     (folder / "d.h5").unlink()
-    with pytest.raises(InputError, match="bags of each class|both classes|groups|too few"):
+    with pytest.raises(InputError, match=r"bags of each class|both classes|groups|too few"):
         pack_features(read_feature_manifest(labels, folder), tmp_path / "cohort")
     wrong = write_labels(tmp_path / "wrong.csv", ["a,0,2000", "b,1,"], "bag_id,label,mpp")
     with pytest.raises(InputError, match="row 2: mpp is '2000'"):
