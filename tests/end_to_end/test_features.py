@@ -172,9 +172,11 @@ def test_a_killed_refinement_of_the_adapter_goes_on_the_same(
         if epoch == 3:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    stages = open_run(tmp_path / "killed", run / "cohort", None, settings, quiet=True)
+    with monkeypatch.context() as patched:
         patched.setattr(TrainingState, "save", killed)
-        open_run(tmp_path / "killed", run / "cohort", None, settings, quiet=True).refine()
+        with pytest.raises(KeyboardInterrupt):
+            stages.refine()
     open_run(tmp_path / "killed", quiet=True).refine()
     paths = [tmp_path / name / "checkpoints" / "encoder-its2clr.safetensors" for name in ("whole", "killed")]
     one, other = (load_checkpoint(path)[0] for path in paths)
