@@ -13,7 +13,10 @@ from tests.cohort.feature_files import TILE, clam, stamp, trident
 from typer.testing import CliRunner
 
 from its2clr.cli import app
-from its2clr.cohort import Cohort
+from its2clr.cohort import Cohort, CohortInfo, tile_path
+from its2clr.cohort import write_bags as write_bags_table
+from its2clr.cohort.layout import claim_folder
+from its2clr.cohort.tiles import write_feature_tiles
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.engine.rundir import TrainingState
 from its2clr.errors import InputError
@@ -200,3 +203,47 @@ def test_a_runs_own_features_become_a_cohort(evaluated_run: Path, tmp_path: Path
     split = own.split("test").without_labels()
     held = open_run(evaluated_run, quiet=True).features("its2clr", tiles.split("test").without_labels())
     np.testing.assert_array_equal(stages.features("simclr", split).features.numpy(), held.features.numpy())
+
+
+def make_features(folder: Path) -> Path:
+    """A cohort of features with ground truth: a weak signal among strong features that mean nothing."""
+    generator = np.random.default_rng(3)
+    scale = np.concatenate([np.full(24, 2.0), np.ones(8)])
+    info = CohortInfo(
+        tile_size=32, encoding="features", kind="features", feature_dim=32, has_instance_labels=True,
+        settings={"source": "features"},
+    )  # fmt: skip
+    claim_folder(folder, info)
+    rows = []
+    for number in range(120):
+        label, split = number % 2, ("train", "train", "val", "test")[number // 2 % 4]
+        truth = np.zeros(20, np.int8)
+        truth[: 3 * label] = 1
+        features = generator.normal(size=(20, 32)) * scale
+        features[:, 24:] += 2.0 * truth[:, None]
+        bag_id = f"bag-{number:03d}"
+        coords = np.stack([np.arange(20) * 32, np.zeros(20)], axis=1)
+        write_feature_tiles(
+            tile_path(folder, bag_id), features, coords, [str(one) for one in range(20)], truth,
+            bag_id=bag_id, tile_size=32, tile_size_level0=32, mpp=1.0, source="",
+        )  # fmt: skip
+        rows.append({"bag_id": bag_id, "label": label, "split": split, "group": bag_id, "n_instances": 20})
+    write_bags_table(folder, pd.DataFrame(rows))
+    return folder
+
+
+def test_refining_the_adapter_finds_more_positives(tmp_path: Path) -> None:
+    cohort = make_features(tmp_path / "cohort")
+    settings = {
+        "refine.epochs": 8,
+        "refine.aggregator_seeds": 1,
+        "aggregator.epochs": 20,
+        "aggregator.learning_rate": 0.01,
+        "evaluation.retrainings": 2,
+        "evaluation.bootstrap": 20,
+    }
+    stages = open_run(tmp_path / "run", cohort, "features", settings, quiet=True)
+    stages.fit()
+    results = evaluate(stages, of_features=False)
+    frozen, refined = (results[encoder]["test"]["instance_auc"] for encoder in ("simclr", "its2clr"))
+    assert refined > frozen + 0.1
