@@ -36,7 +36,8 @@ RunOption = Annotated[
 RecipeOption = Annotated[
     str | None,
     typer.Option(
-        help="Recipe by name (`its2clr recipes` lists them) or YAML file; default: the run's settings, or the paper's."
+        help="Recipe by name (`its2clr recipes` lists them) or YAML file; default: the run's settings, or the paper's "
+        "(on a cohort of features: `features`)."
     ),
 ]
 SetOption = Annotated[

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from its2clr.cohort.layout import INFO_FILE, read_info
+from its2clr.cohort.layout import INFO_FILE, CohortInfo, read_info
 from its2clr.config import EncoderConfig, RunConfig, resolve_config
 from its2clr.encoders.encoder import FEATURES
 from its2clr.engine.devices import Engine
@@ -29,7 +29,8 @@ def open_run(
     Args:
         run: Folder of the run.
         cohort: Folder of the cohort; None for a run that has begun.
-        recipe: Recipe name or file; None keeps the settings of a run that has begun, else takes the paper's.
+        recipe: Recipe name or file; None keeps the settings of a run that has begun, else takes the paper's, of a
+            cohort of features the recipe `features`.
         overrides: Settings that replace some of these.
         quiet: Say nothing.
         engine: An engine to work with; None makes one from the settings.
@@ -42,7 +43,10 @@ def open_run(
     if saved is None and cohort is None:
         raise InputError(f"{run}: no run has begun here; begin one by naming a cohort: `its2clr fit COHORT --out RUN`")
     base = saved[0].model_dump(mode="json") if saved is not None and recipe is None else None
-    config = with_features(resolve_config(recipe, overrides, base), cohort if saved is None else saved[1])
+    info = cohort_info(cohort if saved is None else saved[1])
+    if recipe is None and saved is None and info is not None and info.kind == "features":
+        recipe = FEATURES
+    config = with_features(resolve_config(recipe, overrides, base), info)
     import_plugins(config.plugins)
     engine = engine or Engine(config.engine)
     if quiet:
@@ -50,12 +54,16 @@ def open_run(
     return Stages(RunDirectory(run, config, cohort, engine), engine, write_features=write_features)
 
 
-def with_features(config: RunConfig, cohort: str | Path | None) -> RunConfig:
-    """The settings of a run on a cohort; where that holds features, the encoder is an adapter over them."""
+def cohort_info(cohort: str | Path | None) -> CohortInfo | None:
+    """What a cohort says of itself; None if there is none, which is said when it is opened."""
     if cohort is None or not (Path(cohort) / INFO_FILE).is_file():
-        return config  # what is wrong with it is said when it is opened
-    info = read_info(Path(cohort))
-    if info.kind == "tiles":
+        return None
+    return read_info(Path(cohort))
+
+
+def with_features(config: RunConfig, info: CohortInfo | None) -> RunConfig:
+    """The settings of a run on a cohort; where that holds features, the encoder is an adapter over them."""
+    if info is None or info.kind == "tiles":
         return config
     encoder = EncoderConfig(name=FEATURES, options={"feature_dim": info.feature_dim})
     return config.model_copy(update={"encoder": encoder})

@@ -2,12 +2,14 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import shapely
+import torch
 from PIL import Image
 from tests.cohort.feature_files import TILE, clam, stamp, trident
 from typer.testing import CliRunner
@@ -17,12 +19,19 @@ from its2clr.cohort import Cohort, CohortInfo, tile_path
 from its2clr.cohort import write_bags as write_bags_table
 from its2clr.cohort.layout import claim_folder
 from its2clr.cohort.tiles import write_feature_tiles
+from its2clr.config import EngineConfig
 from its2clr.engine.checkpoint import load_checkpoint
+from its2clr.engine.devices import Engine
 from its2clr.engine.rundir import TrainingState
+from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError
 from its2clr.evaluation.frozen import evaluate
 from its2clr.pipeline import open_run
+from its2clr.results.export import export_model
 from its2clr.results.geojson import write_geojsons
+from its2clr.results.model_file import load_model
+from its2clr.results.predict import predict
+from its2clr.results.scores import Model
 from its2clr.results.source import open_source
 from its2clr.results.viewer.service import Viewer
 
@@ -152,6 +161,32 @@ def test_new_features_are_predicted(run: Path, tmp_path: Path) -> None:
     call("predict", run, run / "cohort", "--out", tmp_path / "again")
     again = pd.read_csv(tmp_path / "again" / "predictions.csv").set_index("bag_id")["probability"]
     pd.testing.assert_series_equal(again.sort_index(), same.sort_index(), check_exact=True)
+
+
+def test_a_model_of_torchmil_beside_the_runs_own(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchmil")
+    copy = shutil.copytree(run, tmp_path / "run")
+    call("aggregate", "--out", copy, "--aggregator", "torchmil:ABMIL")
+    call("evaluate", copy)
+    results = json.loads((copy / "results.json").read_text())
+    assert results["simclr"]["aggregators"]["torchmil:ABMIL"]["bag_auc"] > 0.8
+    call("map", copy, "--bag", "bag-07", "--model", "simclr+torchmil:ABMIL", "--full-scale")
+    model = load_model(export_model(copy, tmp_path / "abmil.its2clr", Model("simclr", "torchmil:ABMIL")))
+    assert model.aggregators.name == "torchmil:ABMIL"
+    predicted = predict(model, copy / "cohort", tmp_path / "found", quiet=True)
+    wanted = pd.read_csv(copy / "bag_predictions.csv").query("aggregator == 'torchmil:ABMIL'").set_index("bag_id")
+    found = predicted.bags.set_index("bag_id")["probability"]
+    np.testing.assert_array_equal(found.sort_index(), wanted["probability"].sort_index())
+
+
+def test_features_kept_on_disk_give_the_same(run: Path, tmp_path: Path) -> None:
+    cohort = Cohort.open(run / "cohort").split("test").without_labels()
+    kept = {}
+    for tier in ("memory", "disk"):
+        config = EngineConfig(accelerator="cpu", tiles=tier, tile_folder=str(tmp_path / "decoded"))
+        kept[tier] = TileStore.from_cohort(cohort, Engine(config)).images
+    assert next((tmp_path / "decoded").iterdir()).suffix == ".float32"
+    assert torch.equal(kept["memory"], kept["disk"])
 
 
 def test_tiles_and_features_are_not_confused(run: Path, tiny_cohort: Path, tmp_path: Path) -> None:

@@ -11,16 +11,22 @@ REFINED_CHECKPOINT = "encoder-its2clr.safetensors"
 def encoder_names(config: RunConfig) -> dict[str, str]:
     """The name of each encoder: before refinement, refined, trained end to end."""
     return {
-        "simclr": "Frozen features" if config.encoder.name == FEATURES else start_name(config.pretrain),
+        "simclr": start_name(config.pretrain, frozen=config.encoder.name == FEATURES),
         "its2clr": refinement_name(config.refine),
         "end_to_end": "End to end",
     }
 
 
-def start_name(config: PretrainConfig) -> str:
-    """What the encoder before refinement is: that of a corrected run was refined already."""
-    refined_before = config.start is not None and Path(config.start).name == REFINED_CHECKPOINT
-    return "Refined before" if refined_before else "SimCLR"
+def start_name(config: PretrainConfig, *, frozen: bool = False) -> str:
+    """What the encoder before refinement is: that of a corrected run was refined already.
+
+    Args:
+        config: Where the start comes from.
+        frozen: Whether it is the features of a cohort of features.
+    """
+    if config.start is not None and Path(config.start).name == REFINED_CHECKPOINT:
+        return "Refined before"
+    return "Frozen features" if frozen else "SimCLR"
 
 
 def refinement_name(config: RefineConfig) -> str:
