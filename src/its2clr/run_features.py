@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from its2clr.cohort import Cohort, CohortInfo
-from its2clr.cohort.feature_cohort import SOURCE, FeatureSummary, pack_features, read_feature_manifest
+from its2clr.cohort.feature_cohort import EXTRACTORS, SOURCE, FeatureSummary, pack_features, read_feature_manifest
 from its2clr.cohort.layout import BAGS_FILE, INFO_FILE, claim_folder, tile_path, write_bags, write_problems
 from its2clr.cohort.tiles import write_feature_tiles
 from its2clr.engine.files import hash_files
@@ -31,7 +31,8 @@ def pack_run_features(stages: Stages, encoder: str, out: Path) -> FeatureSummary
     features = {name: stages.features(encoder, part.without_labels()).features for name, part in parts.items()}
     feature_dim = int(next(iter(features.values())).shape[1])
     checkpoint = stages.run.checkpoint(f"encoder-{encoder}")
-    settings = {"source": SOURCE, "encoder": encoder, "weights": hash_files(checkpoint), "feature_dim": feature_dim}
+    maker = f"{stages.config.encoder.name} {encoder} {hash_files(checkpoint)}"  # as in the run's feature files
+    settings = {"source": SOURCE, "feature_dim": feature_dim, EXTRACTORS: [maker]}
     info = CohortInfo(
         tile_size=cohort.tile_size,
         encoding="features",

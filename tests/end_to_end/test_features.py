@@ -33,6 +33,7 @@ from its2clr.results.model_file import load_model
 from its2clr.results.predict import predict
 from its2clr.results.scores import Model
 from its2clr.results.source import open_source
+from its2clr.results.tiling import Tiling
 from its2clr.results.viewer.service import Viewer
 
 DIM = 24
@@ -161,6 +162,17 @@ def test_new_features_are_predicted(run: Path, tmp_path: Path) -> None:
     call("predict", run, run / "cohort", "--out", tmp_path / "again")
     again = pd.read_csv(tmp_path / "again" / "predictions.csv").set_index("bag_id")["probability"]
     pd.testing.assert_series_equal(again.sort_index(), same.sort_index(), check_exact=True)
+
+
+def test_features_of_another_encoder_are_noted(run: Path) -> None:
+    info = Cohort.open(run / "cohort").info
+    tiling = Tiling.of_cohort(info)
+    assert info.settings["extractors"] == ["ctranspath"]
+    assert tiling.differences(info) == []
+    other = info.model_copy(update={"settings": {**info.settings, "extractors": ["uni"]}})
+    assert tiling.differences(other) == ["extractors is ['uni'] there, ['ctranspath'] in the model"]
+    silent = info.model_copy(update={"settings": {**info.settings, "extractors": []}})
+    assert tiling.differences(silent) == []
 
 
 def test_a_model_of_torchmil_beside_the_runs_own(run: Path, tmp_path: Path) -> None:

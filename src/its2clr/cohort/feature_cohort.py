@@ -42,6 +42,8 @@ from its2clr.errors import InputError
 
 SOURCE = "features"
 """What `cohort.json` says such a cohort was made from."""
+EXTRACTORS = "extractors"
+"""The setting that names what made the features, as far as the files say it."""
 _FINGERPRINT = "fingerprint"
 _OWN_COLUMNS = ("features", "file", "mpp", "path", "n_instances")
 
@@ -115,7 +117,6 @@ class FeatureSummary:
 @dataclass(frozen=True, eq=False)
 class _Packed:
     count: int = 0
-    extractor: str = ""
     notes: tuple[str, ...] = ()
     left_out: LeftOut | None = None
 
@@ -210,7 +211,13 @@ def pack_features(
     feature_dim = _one_dimension(manifest.bags, headers)
     usable = [bag for bag in manifest.bags if bag.bag_id in headers]
     tile_size = _tile_size(usable, coords)
-    settings = {"source": SOURCE, "feature_dim": feature_dim, **plan_splits(manifest.manifest, fractions, seed)}
+    extractors = sorted({header.extractor for header in headers.values()} - {""})
+    settings = {
+        "source": SOURCE,
+        "feature_dim": feature_dim,
+        EXTRACTORS: extractors,
+        **plan_splits(manifest.manifest, fractions, seed),
+    }
     info = CohortInfo(
         tile_size=tile_size,
         encoding="features",
@@ -351,7 +358,7 @@ def _pack(bag: FeatureBag, *, out: Path, coords: Path | None) -> _Packed:
             "notes": json.dumps(found.notes),
         },
     )
-    return _Packed(len(found.features), found.extractor, found.notes)
+    return _Packed(len(found.features), found.notes)
 
 
 def _slide_facts(bag: FeatureBag) -> tuple[float | None, tuple[int, int] | None]:
@@ -396,4 +403,4 @@ def _whole(path: Path, fingerprint: str) -> _Packed | None:
         return None
     if tiles.attributes.get(_FINGERPRINT) != fingerprint:
         return None
-    return _Packed(len(tiles), str(tiles.attributes["extractor"]), tuple(json.loads(tiles.attributes["notes"])))
+    return _Packed(len(tiles), tuple(json.loads(tiles.attributes["notes"])))

@@ -42,11 +42,12 @@ class FeatureProblem(InputError):  # noqa: N818 - like SlideProblem
 
 
 class FeatureHeader(NamedTuple):
-    """What a feature file says before its features are read: layout, number of instances and of features."""
+    """What a feature file says before its features are read: layout, instances, features, and what made them."""
 
     layout: Layout
     instances: int
     feature_dim: int
+    extractor: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,8 @@ def read_header(path: Path) -> FeatureHeader:
     with _opened(path) as h5:
         layout = _layout(path, h5)
         shape = tuple(h5["feats" if layout == "STAMP" else "features"].shape)
-    return FeatureHeader(layout, *_checked_shape(path, shape))
+        extractor = _extractor(_attributes(h5))
+    return FeatureHeader(layout, *_checked_shape(path, shape), extractor)
 
 
 def read_foreign_features(path: Path, *, mpp: float | None = None, coords: Path | None = None) -> PlacedFeatures:
@@ -143,8 +145,7 @@ def read_foreign_features(path: Path, *, mpp: float | None = None, coords: Path 
     if not np.isfinite(features).all():
         rows = int((~np.isfinite(features).all(axis=1)).sum())
         raise FeatureProblem(f"{path}: {rows} of {len(features)} rows have features that are not finite")
-    extractor = str(attributes.get("extractor") or attributes.get("encoder") or "")
-    return _placed(path, layout, features, grid, mpp, extractor)
+    return _placed(path, layout, features, grid, mpp, _extractor(attributes))
 
 
 def _placed(
@@ -187,6 +188,10 @@ def _attributes(h5: h5py.File) -> dict[str, Any]:
             name: value.decode() if isinstance(value, bytes) else value for name, value in dict(holder.attrs).items()
         }
     return found
+
+
+def _extractor(attributes: Mapping[str, Any]) -> str:
+    return str(attributes.get("extractor") or attributes.get("encoder") or "")
 
 
 def _grid(path: Path, layout: Layout, h5: h5py.File, folder: Path | None) -> _Grid:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from its2clr.cohort import CohortInfo, TileFile
+from its2clr.cohort.feature_cohort import EXTRACTORS
 from its2clr.cohort.image_files import check_tile_settings
 from its2clr.cohort.slides import SlideSettings
 from its2clr.cohort.slides.build import check_slide_settings
@@ -44,7 +45,8 @@ class Tiling(BaseModel):
         """
         found = info.settings
         if info.encoding == "features":
-            return cls(kind="features", tile_size=info.tile_size, mpp=None, settings={"feature_dim": info.feature_dim})
+            settings = {"feature_dim": info.feature_dim, EXTRACTORS: found.get(EXTRACTORS, [])}
+            return cls(kind="features", tile_size=info.tile_size, mpp=None, settings=settings)
         if found.get("source") == SYNTHETIC:  # its slides are drawn tile by tile, and every tile is kept
             whole = SlideSettings(
                 mpp=found["mpp"], tile_size=info.tile_size, min_saturation=0.0, encoding=info.encoding, skip_glass=False
@@ -124,8 +126,10 @@ class Tiling(BaseModel):
     def differences(self, info: CohortInfo) -> list[str]:
         """Settings in which a cohort of the same kind was cut differently, though its tiles may be taken."""
         other = Tiling.of_cohort(info)
-        if other.kind != self.kind or self.kind in ("tiles", "features"):
+        if other.kind != self.kind or self.kind == "tiles":
             return []
+        if not all(tiling.settings.get(EXTRACTORS, True) for tiling in (self, other)):
+            return []  # not all files say what made them
         keys = [key for key in dict.fromkeys([*self.settings, *other.settings]) if key not in (*_NOT_OF_PIXELS, "mpp")]
         return [
             f"{key} is {other.settings.get(key)} there, {self.settings.get(key)} in the model"
