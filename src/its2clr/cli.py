@@ -36,7 +36,8 @@ RunOption = Annotated[
 RecipeOption = Annotated[
     str | None,
     typer.Option(
-        help="Recipe by name (`its2clr recipes` lists them) or YAML file; default: the run's settings, or the paper's."
+        help="Recipe by name (`its2clr recipes` lists them) or YAML file; default: the run's settings, or the paper's "
+        "(on a cohort of features: `features`)."
     ),
 ]
 SetOption = Annotated[
@@ -159,9 +160,27 @@ def extract(
 
 @app.command()
 def aggregate(
-    cohort: OptionalCohort = None,
+    cohort: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder of a cohort, or with --labels of feature files; may be left out for a run that has begun."
+        ),
+    ] = None,
     run: RunOption = Path("runs/fit"),
-    encoder: Annotated[str, typer.Option(help="Whose features: simclr, its2clr or end_to_end.")] = "its2clr",
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose features: simclr, its2clr or end_to_end; default: its2clr, of a new run on features "
+            "the features themselves."
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="Table with bag_id and label: COHORT is a folder of feature files (TRIDENT, CLAM, STAMP)."),
+    ] = None,
+    coords: Annotated[
+        Path | None, typer.Option(help="With --labels: folder of CLAM's `patches`, if not beside the features.")
+    ] = None,
     aggregators: Annotated[
         list[str] | None,
         typer.Option("--aggregator", help="Another aggregator than the run's; may be repeated to compare several."),
@@ -173,10 +192,19 @@ def aggregate(
 
     Several over the same features: `its2clr aggregate --out runs/mine --aggregator max --aggregator transformer`,
     then `its2clr evaluate runs/mine`.
+
+    On features made elsewhere: `its2clr aggregate features_uni_v1/ --labels labels.csv --out runs/uni`.
     """
+    if labels is not None:
+        from its2clr.run_features import cohort_of_features
+
+        if cohort is None:
+            raise InputError("--labels: name the folder of feature files, `its2clr aggregate FEATURES --labels TABLE`")
+        cohort = cohort_of_features(cohort, labels, run, coords, _say)
     stages = _stages(cohort, run, recipe, settings)
+    chosen = encoder or stages.usual_encoder()
     for name in aggregators or [stages.config.aggregator.name]:
-        stages.aggregate(encoder, name)
+        stages.aggregate(chosen, name)
 
 
 @app.command()
@@ -769,6 +797,78 @@ def cohort_slides(
         console.print(line, markup=False, soft_wrap=True)
 
 
+@cohort_app.command("features")
+def cohort_features(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="[MANIFEST] OUT", help="Table with bag_id and label, and the folder of the new cohort."),
+    ],
+    features: Annotated[
+        Path | None, typer.Option(help="Folder of feature files of TRIDENT, CLAM, STAMP or its2clr.")
+    ] = None,
+    coords: Annotated[
+        Path | None, typer.Option(help="Folder of CLAM's `patches`, if it is not beside the features.")
+    ] = None,
+    slides_root: Annotated[
+        Path | None, typer.Option(help="Folder of the slides of column `file`; default: the manifest's.")
+    ] = None,
+    from_run: Annotated[
+        Path | None, typer.Option(help="A run whose own features to take, instead of manifest and files.")
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="With --from-run: simclr, its2clr or end_to_end.")] = "simclr",
+    unlabelled: UnlabelledOption = False,
+    fractions: Annotated[
+        tuple[float, float, float],
+        typer.Option(help="Shares of train, val and test where no split is given."),
+    ] = (0.6, 0.15, 0.25),
+    seed: SeedOption = 0,
+    workers: WorkersOption = None,
+) -> None:
+    """Make a cohort of features that were made elsewhere; `fit` then refines an adapter over them.
+
+    The manifest is a table like this; all but `bag_id` and `label` may be missing:
+
+        bag_id,label,group,split,features,file,mpp
+
+        case-1,1,p01,train,,scans/case-1.svs,
+
+        case-2,0,p02,train,case-2_b.h5,,0.25
+
+    The feature file of a bag is called like it (`case-1.h5` or `case-1.pt`), unless column `features` names it. Column
+    `file` names the slide, which maps are then drawn on, and `mpp` the microns per pixel of its level 0, which STAMP's
+    coordinates need. A file that cannot be used is a row in OUT/problems.csv, the rest goes on.
+
+    Example: `its2clr cohort features labels.csv cohorts/uni --features trident/20x_256px_0px_overlap/features_uni_v1`
+
+    Of a run's own encoder: `its2clr cohort features cohorts/simclr --from-run runs/mine --encoder simclr`
+    """
+    from its2clr.cohort.feature_cohort import pack_features, read_feature_manifest
+    from its2clr.engine.progress import ProgressBar
+    from its2clr.run_features import pack_run_features
+
+    if len(paths) != (2 if from_run is None else 1) or (features is None) == (from_run is None):
+        raise InputError(
+            "give `its2clr cohort features MANIFEST OUT --features DIR`, or `... cohort features OUT --from-run RUN`"
+        )
+    if from_run is not None:
+        summary = pack_run_features(_stages(None, from_run, None, None), encoder, paths[0])
+    else:
+        assert features is not None
+        bags = read_feature_manifest(paths[0], features, labelled=not unlabelled, slides_root=slides_root)
+        with ProgressBar(console=console).start("pack", len(bags.bags), "bags") as progress:
+            summary = pack_features(
+                bags,
+                paths[1],
+                coords=coords,
+                seed=seed,
+                fractions=fractions,
+                workers=workers,
+                progress=progress.reach,
+            )
+    for line in summary.lines():
+        _say(line)
+
+
 @cohort_app.command("synthetic")
 def cohort_synthetic(
     out: Annotated[Path, typer.Argument(help="Folder of the new cohort.")],
@@ -827,6 +927,10 @@ def _draw_synthetic(
         f"{summary.folder}: {summary.bags} bags ({summary.positive_bags} positive), {summary.instances} tiles",
         soft_wrap=True,
     )
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def _folder(path: Path) -> Path:

@@ -33,7 +33,7 @@ class Section(BaseModel):
 class EncoderConfig(Section):
     """The feature extractor f."""
 
-    name: str = Field("resnet18", description="any timm model name")
+    name: str = Field("resnet18", description="any timm model name; set to features where the cohort holds features")
     options: dict[str, Any] = Field(default_factory=dict, description="passed on to timm.create_model")
     pretrained: bool = Field(default=False, description="start from timm's pretrained weights")
     weights: str | None = Field(
@@ -67,6 +67,19 @@ class ProjectorConfig(Section):
     output_dim: Count = Field(256, description="dimension of the embedding the contrastive loss sees")
     norm: Literal["none", "batch"] = Field(
         "none", description="batch normalisation of the hidden layer; short trainings collapse less with it"
+    )
+
+
+class AdapterConfig(Section):
+    """The residual adapter that is refined where a cohort holds features instead of tiles."""
+
+    hidden_dim: Count = Field(256, description="width of the adapter's hidden layer")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="dropout on the hidden layer in training")
+    feature_noise: Annotated[float, Field(ge=0)] = Field(
+        0.5, description="noise of a view, as a share of each feature's deviation over the training instances"
+    )
+    feature_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.2, description="share of a view's features that are replaced by their mean"
     )
 
 
@@ -297,6 +310,7 @@ class RunConfig(Section):
 
     seed: int = Field(0, description="seed of every random choice")
     encoder: EncoderConfig = Field(default_factory=EncoderConfig)
+    adapter: AdapterConfig = Field(default_factory=AdapterConfig)
     projector: ProjectorConfig = Field(default_factory=ProjectorConfig)
     pretrain: PretrainConfig = Field(default_factory=PretrainConfig)
     aggregator: AggregatorTraining = Field(default_factory=AggregatorTraining)

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from its2clr.config import resolve_config
+from its2clr.cohort.layout import INFO_FILE, CohortInfo, read_info
+from its2clr.config import EncoderConfig, RunConfig, resolve_config
+from its2clr.encoders.encoder import FEATURES
 from its2clr.encoders.weight_files import with_constants
 from its2clr.engine.devices import Engine
 from its2clr.engine.rundir import RunDirectory, read_run_config
@@ -28,7 +30,8 @@ def open_run(
     Args:
         run: Folder of the run.
         cohort: Folder of the cohort; None for a run that has begun.
-        recipe: Recipe name or file; None keeps the settings of a run that has begun, else takes the paper's.
+        recipe: Recipe name or file; None keeps the settings of a run that has begun, else takes the paper's, of a
+            cohort of features the recipe `features`.
         overrides: Settings that replace some of these.
         quiet: Say nothing.
         engine: An engine to work with; None makes one from the settings.
@@ -41,12 +44,31 @@ def open_run(
     if saved is None and cohort is None:
         raise InputError(f"{run}: no run has begun here; begin one by naming a cohort: `its2clr fit COHORT --out RUN`")
     base = saved[0].model_dump(mode="json") if saved is not None and recipe is None else None
-    config = with_constants(resolve_config(recipe, overrides, base), None if saved is None else saved[0])
+    info = cohort_info(cohort if saved is None else saved[1])
+    if recipe is None and saved is None and info is not None and info.kind == "features":
+        recipe = FEATURES
+    resolved = with_features(resolve_config(recipe, overrides, base), info)
+    config = with_constants(resolved, None if saved is None else saved[0])
     import_plugins(config.plugins)
     engine = engine or Engine(config.engine)
     if quiet:
         engine.bars.enabled = False
     return Stages(RunDirectory(run, config, cohort, engine), engine, write_features=write_features)
+
+
+def cohort_info(cohort: str | Path | None) -> CohortInfo | None:
+    """What a cohort says of itself; None if there is none, which is said when it is opened."""
+    if cohort is None or not (Path(cohort) / INFO_FILE).is_file():
+        return None
+    return read_info(Path(cohort))
+
+
+def with_features(config: RunConfig, info: CohortInfo | None) -> RunConfig:
+    """The settings of a run on a cohort; where that holds features, the encoder is an adapter over them."""
+    if info is None or info.kind == "tiles":
+        return config
+    encoder = EncoderConfig(name=FEATURES, options={"feature_dim": info.feature_dim})
+    return config.model_copy(update={"encoder": encoder})
 
 
 def open_corrected(run: str | Path, corrections: str | Path, out: str | Path, encoder: str = REFINED) -> Stages:

@@ -7,6 +7,7 @@ A stage reads what the one before wrote into the run directory. Nothing here can
 import time
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from its2clr.aggregators.training import train_aggregators
 from its2clr.baselines import end_to_end as baseline
 from its2clr.cohort import Cohort
 from its2clr.cohort.features import FeatureFile, feature_path, read_feature_file, write_feature_file
+from its2clr.encoders.adapter import FeatureAdapter
 from its2clr.encoders.encoder import EmbeddingNetwork, check_tile_size
 from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.foreign import load_weights
@@ -100,10 +102,12 @@ class Stages:
             return
         config = self.config.pretrain
         network = self._start_network()
-        check_tile_size(network.encoder, self.cohort.tile_size)
-        check_limits(network.encoder, self.config.refine)
+        self._check_fits(network)
         if config.start is not None:
             self.engine.say(f"pretrain: taken from {config.start}")
+        elif isinstance(network.encoder, FeatureAdapter):
+            network.encoder.learn_statistics(self.train.tiles.images)
+            self.engine.say("pretrain: the cohort holds features, which are the start")
         elif config.epochs > 0:
             if config.method == "dino" and config.dino.local_size is not None:
                 check_tile_size(network.encoder, config.dino.local_size)
@@ -120,7 +124,8 @@ class Stages:
                     self.config.seed,
                 )
         self._save(START, network)
-        self._mark_done("pretrain", epochs=0 if config.start is not None else config.epochs)
+        trained = config.start is None and self.cohort.kind == "tiles"
+        self._mark_done("pretrain", epochs=config.epochs if trained else 0)
         remove_checked(self.run)
 
     def refine(self) -> None:
@@ -150,6 +155,8 @@ class Stages:
         if self._skip("end_to_end"):
             return
         config = self.config.end_to_end
+        if self.cohort.kind == "features":
+            raise InputError(f"{self.cohort.path}: holds features; end to end needs the tiles themselves")
         if config.start == "pretrained":
             self.pretrain()
             network = load_network(self.run.checkpoint(f"encoder-{START}"))
@@ -207,6 +214,13 @@ class Stages:
                 pairs.append((words[1], words[2]))
         return pairs
 
+    def usual_encoder(self) -> str:
+        """The refined encoder; of a cohort of features that is not refined, the features themselves."""
+        if self.cohort.kind == "features" and self.run.done("refine") is None:
+            self.pretrain()
+            return START
+        return REFINED
+
     def features(
         self, encoder: str, cohort: Cohort, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
     ) -> BagFeatures:
@@ -226,7 +240,7 @@ class Stages:
         """An encoder's features of any cohort's bags, computed and not kept."""
         self._require(encoder)
         wanted = self.run.tile_size()
-        if cohort.tile_size != wanted:
+        if cohort.kind == "tiles" and cohort.tile_size != wanted:
             raise InputError(
                 f"{cohort.path}: tiles of {cohort.tile_size} px, this run was trained on {wanted} px; pack these bags "
                 f"with --tile-size {wanted}"
@@ -333,6 +347,22 @@ class Stages:
                 write_json(self.run.path / "weights.json", report.as_dict())
         return network
 
+    def _check_fits(self, network: EmbeddingNetwork) -> None:
+        """Refuse an encoder that cannot take what the cohort holds."""
+        limits = self.config.refine.freeze_until, self.config.refine.lora
+        if self.cohort.kind == "tiles":
+            check_tile_size(network.encoder, self.cohort.tile_size)
+            check_limits(network.encoder, self.config.refine)
+        elif any(limit is not None for limit in limits):
+            raise InputError("refine.freeze_until and refine.lora are for encoders of tiles; the cohort holds features")
+        elif not isinstance(network.encoder, FeatureAdapter):
+            raise InputError("pretrain.start: an encoder of tiles, but the cohort holds features")
+        elif (network.encoder.feature_dim,) != self.cohort.instance_shape:
+            raise InputError(
+                f"pretrain.start: an adapter of {network.encoder.feature_dim} features, the cohort has "
+                f"{self.cohort.instance_shape[0]}"
+            )
+
     def _fresh_network(self) -> EmbeddingNetwork:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.config.seed, "network"))
@@ -386,7 +416,7 @@ def started_from(start: str) -> Path:
 
 def aggregator_path(run: Path, encoder: str, name: str | None = None) -> Path:
     """Where a run keeps an encoder's trained aggregators; `name` is of another aggregator than the run's own."""
-    return run / "aggregators" / f"{encoder if name is None else f'{encoder}-{name}'}.safetensors"
+    return run / "aggregators" / f"{encoder if name is None else f'{encoder}-{quote(name)}'}.safetensors"
 
 
 def _aggregate_stage(encoder: str, name: str | None = None) -> str:

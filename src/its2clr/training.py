@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from its2clr.config import OptimiserConfig, PretrainConfig, RefineConfig
+from its2clr.encoders.adapter import FeatureAdapter, FeatureViews
 from its2clr.engine.devices import Engine
 from its2clr.engine.graphs import Recorded
 from its2clr.engine.guard import embedding_spread
@@ -110,7 +111,12 @@ class TrainingStep:
         network.to(engine.device)
         self.network, self.optimiser = engine.set_up(network, make_optimiser(network, config, engine))
         self.engine = engine
-        self.views = ViewMaker(config.views, engine.device, fused=engine.records_steps)
+        adapter = getattr(network, "encoder", None)
+        self.views: ViewMaker | FeatureViews = (
+            FeatureViews(adapter, engine.device)
+            if isinstance(adapter, FeatureAdapter)
+            else ViewMaker(config.views, engine.device, fused=engine.records_steps)
+        )
         self._objective = objective
         self._feed = tiles.feed(batch_size // engine.world_size, engine.device)
         self._crops = crops
@@ -135,6 +141,7 @@ class TrainingStep:
     def _step(self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None) -> tuple[Tensor, Tensor]:
         views = [self.views.pair(self._feed.tiles, rows)]
         if self._crops is not None:
+            assert isinstance(self.views, ViewMaker)  # features are not cropped
             crops = self._crops
             views.append(self.views.crops(self._feed.tiles, rows, crops.count, crops.scale, crops.size))
         _, embeddings = self.network(*views)

@@ -3,8 +3,8 @@
 import difflib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,13 @@ class BagOutput(NamedTuple):
         instance_logits: (B, K) logits of the instances; -inf where there is only padding.
         attention: (B, K) weights that sum to one over a bag's instances, 0 on padding; None where the
             aggregator has none.
+        loss: scalar, the aggregator's own loss where it was given the labels; None otherwise.
     """
 
     bag_logit: Tensor
     instance_logits: Tensor
     attention: Tensor | None
+    loss: Tensor | None = None
 
 
 class Aggregator(nn.Module, ABC):
@@ -37,11 +39,18 @@ class Aggregator(nn.Module, ABC):
     left to `aggregate` is never to choose, attend to or average a position whose mask is False.
 
     `aggregate` and `loss` run under `torch.func.vmap`, so they have no control flow that depends on values
-    and change no argument in place.
+    and change no argument in place; unless `stackable` is false, then seeds run one after the other.
 
     Args:
         feature_dim: number D of features of an instance.
+
+    Attributes:
+        stackable: whether several seeds can run as one, under vmap and recorded as CUDA graphs.
+        takes_labels: whether `forward` takes the labels in training, to give a loss of its own.
     """
+
+    stackable: ClassVar[bool] = True
+    takes_labels: ClassVar[bool] = False
 
     def __init__(self, feature_dim: int) -> None:
         super().__init__()
@@ -130,29 +139,47 @@ def create_aggregator(name: str, feature_dim: int, **options: Any) -> Aggregator
     """Make an aggregator from its name.
 
     Args:
-        name: one of `aggregator_names()`.
+        name: one of `aggregator_names()`, or a model of torchmil such as `torchmil:ABMIL`.
         feature_dim: number of features of an instance.
         **options: keyword arguments of that aggregator.
 
     Raises:
         InputError: for an unknown name, an unknown option or an option's unfit value.
     """
+    if name.startswith("torchmil:"):
+        from its2clr.aggregators.torchmil_models import create_torchmil
+
+        return create_torchmil(name, feature_dim, options)
     if name not in _REGISTRY:
         raise InputError(
-            f"unknown aggregator {name!r}{_closest(name, _REGISTRY)}; known: {', '.join(aggregator_names())}"
+            f"unknown aggregator {name!r}{closest(name, _REGISTRY)}; known: {', '.join(aggregator_names())}, "
+            "and models of torchmil such as torchmil:ABMIL"
         )
     cls = _REGISTRY[name]
-    return cls(feature_dim, **_checked_options(name, cls, options))
+    return cls(feature_dim, **checked_options(name, cls, options, ("feature_dim",)))
 
 
-def _checked_options(name: str, cls: type[Aggregator], options: Mapping[str, Any]) -> dict[str, Any]:
-    known = [option for option in inspect.signature(cls).parameters if option != "feature_dim"]
+def checked_options(
+    name: str, cls: type[nn.Module], options: Mapping[str, Any], hidden: Sequence[str]
+) -> dict[str, Any]:
+    """Options of an aggregator, checked by the annotations of its constructor.
+
+    Args:
+        name: of the aggregator, for messages.
+        cls: its class.
+        options: those given.
+        hidden: arguments of the constructor that are no options.
+
+    Raises:
+        InputError: for an unknown option or an option's unfit value.
+    """
+    known = [option for option in inspect.signature(cls).parameters if option not in hidden]
     hints = get_type_hints(cls.__init__, include_extras=True)
     checked: dict[str, Any] = {}
     for option, value in options.items():
         if option not in known:
             raise InputError(
-                f"unknown option {option!r} of aggregator {name!r}{_closest(option, known)}; "
+                f"unknown option {option!r} of aggregator {name!r}{closest(option, known)}; "
                 f"known: {', '.join(known) or 'none'}"
             )
         try:
@@ -163,6 +190,7 @@ def _checked_options(name: str, cls: type[Aggregator], options: Mapping[str, Any
     return checked
 
 
-def _closest(word: str, known: Any) -> str:
+def closest(word: str, known: Any) -> str:
+    """A hint at the known word that is most like one that is not; empty if there is none."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {matches[0]!r}?)" if matches else ""

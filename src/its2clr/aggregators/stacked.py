@@ -1,6 +1,6 @@
 """Aggregators of several seeds run as one: their parameters stacked, `torch.func.vmap` over the seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -58,14 +58,24 @@ def stacked_loss(
     """
 
     def single(state: dict[str, Tensor], features: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
-        output: BagOutput = functional_call(template, state, (features, mask))
+        more = (labels,) if template.takes_labels else ()
+        output: BagOutput = functional_call(template, state, (features, mask, *more))
         return template.loss(output, labels)
 
     if len(features) == 1:  # one seed needs no stacking, and is faster without
         alone = {name: tensor.squeeze(0) for name, tensor in state.items()}  # a view, forward and backward
         return single(alone, features[0], mask[0], labels[0])[None]
+    if not template.stackable:
+        seeds = zip(unstack(state), features, mask, labels, strict=True)
+        return torch.stack([single(*one) for one in seeds])
     losses: Tensor = vmap(single, randomness="different")(dict(state), features, mask, labels)
     return losses
+
+
+def unstack(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The states of the seeds one after the other, as views of the stacked one."""
+    for seed in range(len(next(iter(state.values())))):
+        yield {name: tensor[seed] for name, tensor in state.items()}
 
 
 class BagPass(NamedTuple):
@@ -89,9 +99,21 @@ def bag_passes(bags: BagFeatures, bags_per_batch: int = 64) -> list[BagPass]:
 
 @torch.no_grad()
 def bag_outputs(
-    template: Aggregator, state: Mapping[str, Tensor], bags: BagFeatures, part: BagPass
+    template: Aggregator,
+    state: Mapping[str, Tensor],
+    bags: BagFeatures,
+    part: BagPass,
+    *,
+    instances: bool = True,
 ) -> tuple[Tensor, ...]:
     """What S aggregators say about the bags of a pass.
+
+    Args:
+        template: an aggregator of the kind.
+        state: its parameters and buffers, stacked.
+        bags: the bags.
+        part: which of them.
+        instances: whether the instances are asked for; if not, what is said of them may be nothing.
 
     Returns:
         Loss (S,), zero without labels; bag logits (S, B); instance logits (S, B, K); attention (S, B, K) where there
@@ -100,11 +122,16 @@ def bag_outputs(
     features = bags.features[part.rows]  # (B, K, D)
 
     def single(state: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        output: BagOutput = functional_call(template, state, (features, part.mask))
+        more = (part.labels,) if template.takes_labels and not instances else ()
+        output: BagOutput = functional_call(template, state, (features, part.mask, *more))
         loss = output.bag_logit.new_zeros(()) if part.labels is None else template.loss(output, part.labels)
         # vmap returns tensors only, so an attention that is None is left out
-        return (loss, *(tensor for tensor in output if tensor is not None))
+        return (loss, *(tensor for tensor in output[:3] if tensor is not None))
 
+    if not template.stackable:
+        # Copies: the last bits of a result depend on where in memory a view begins.
+        alone = ({name: tensor.clone() for name, tensor in one.items()} for one in unstack(state))
+        return tuple(torch.stack(parts) for parts in zip(*map(single, alone), strict=True))
     seeds = len(next(iter(state.values())))
     seeds_per_pass = max(1, PASS_VALUES // features.numel())
     found = [

@@ -33,12 +33,12 @@ class TrainingStep:
         self, template: Aggregator, state: Mapping[str, Tensor], optimiser: torch.optim.Optimizer, bags: BagFeatures
     ) -> None:
         self._template, self._state, self._optimiser, self._bags = template, state, optimiser, bags
-        self._on_gpu = bags.device.type == "cuda"
+        self._records = bags.device.type == "cuda" and template.stackable
         self._recorded: dict[tuple[int, ...], Recorded[Tensor]] = {}
 
     def __call__(self, chosen: Tensor, length: int) -> Tensor:
         """Train on bags (S, B), of at most `length` instances; gives the losses (S,), valid until the next step."""
-        if not self._on_gpu:
+        if not self._records:
             return self._step(chosen, length=length)
         length = padded_length(length)
         shape = (*chosen.shape, length)
@@ -76,7 +76,8 @@ class ValidationPass:
     def __init__(self, template: Aggregator, state: Mapping[str, Tensor], bags: BagFeatures) -> None:
         self._template, self._state, self._bags = template, state, bags
         self._passes = bag_passes(bags)
-        self._run = Recorded(self._validate) if bags.device.type == "cuda" else self._validate
+        records = bags.device.type == "cuda" and template.stackable
+        self._run = Recorded(self._validate) if records else self._validate
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         """Bag logits (S, bags) and losses (S,), valid until the next pass."""
@@ -84,7 +85,7 @@ class ValidationPass:
 
     def _validate(self) -> tuple[Tensor, Tensor]:
         self._template.eval()
-        found = [bag_outputs(self._template, self._state, self._bags, part) for part in self._passes]
+        found = [bag_outputs(self._template, self._state, self._bags, part, instances=False) for part in self._passes]
         logits = found[0][1].new_empty(len(found[0][1]), len(self._bags))
         loss = torch.zeros_like(found[0][0])
         for part, outputs in zip(self._passes, found, strict=True):

@@ -7,13 +7,13 @@ A restricted cohort is a smaller object, not a filtered view: `without_test()` h
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from its2clr.cohort.layout import CohortInfo, read_bags, read_info, tile_path
+from its2clr.cohort.layout import CohortInfo, Kind, read_bags, read_info, tile_path
 from its2clr.cohort.parallel import Progress, map_in_threads
 from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tables import Problem, raise_problems
@@ -22,6 +22,7 @@ from its2clr.cohort.tiles import (
     decode,
     read_coords,
     read_encoded,
+    read_features,
     read_labels,
     read_names,
     read_tiles,
@@ -40,7 +41,7 @@ class _Part(NamedTuple):
     path: Path
     held: int  # images of the whole file
     first: int
-    out: npt.NDArray[np.uint8]
+    out: npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,6 +98,23 @@ class Cohort:
     def tile_size(self) -> int:
         """Pixels of the square tiles."""
         return self.info.tile_size
+
+    @property
+    def kind(self) -> Kind:
+        """Whether it holds tiles, or only their features."""
+        return self.info.kind
+
+    @property
+    def instance_shape(self) -> tuple[int, ...]:
+        """Shape of an instance: (3, S, S) of a tile, (D,) of features."""
+        if self.info.feature_dim is not None:
+            return (self.info.feature_dim,)
+        return (3, self.tile_size, self.tile_size)
+
+    @property
+    def instance_dtype(self) -> npt.DTypeLike:
+        """Type of an instance's values: uint8 of a tile, float32 of features."""
+        return np.uint8 if self.kind == "tiles" else np.float32
 
     @property
     def n_instances(self) -> int:
@@ -200,9 +218,9 @@ def load_tiles(
     cohort: Cohort,
     workers: int | None = None,
     progress: Progress | None = None,
-    out: npt.NDArray[np.uint8] | None = None,
-) -> npt.NDArray[np.uint8]:
-    """Decode all tiles of a cohort, in the order of its bags.
+    out: npt.NDArray[Any] | None = None,
+) -> npt.NDArray[Any]:
+    """Decode all tiles of a cohort, or read their features, in the order of its bags.
 
     Args:
         cohort: The cohort, restricted to the bags wanted.
@@ -211,32 +229,34 @@ def load_tiles(
         out: Where to put the tiles, such as a memory map; a new array if None.
 
     Returns:
-        (N, 3, S, S) uint8 RGB; `out` if it was given.
+        (N, 3, S, S) uint8 RGB, or features (N, D) float32; `out` if it was given.
 
     Raises:
         InputError: If an image does not decode or has another size, or `out` does not fit.
     """
     total = cohort.n_instances
-    shape = (total, 3, cohort.tile_size, cohort.tile_size)
+    shape, dtype = (total, *cohort.instance_shape), np.dtype(cohort.instance_dtype)
     if out is None:
-        out = np.empty(shape, dtype=np.uint8)
-    elif out.shape != shape or out.dtype != np.uint8:
-        raise InputError(f"out must be uint8 of shape {shape}, got {out.dtype} of shape {out.shape}")
+        out = np.empty(shape, dtype=dtype)
+    elif out.shape != shape or out.dtype != dtype:
+        raise InputError(f"out must be {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
     done = 0
-    for count in map_in_threads(_decode_part, _parts(cohort, out), workers):
+    read = _decode_part if cohort.kind == "tiles" else _read_part
+    for count in map_in_threads(read, _parts(cohort, out), workers):
         done += count
         if progress is not None:
             progress(done, total)
     return out
 
 
-def _parts(cohort: Cohort, out: npt.NDArray[np.uint8]) -> Iterator[_Part]:
+def _parts(cohort: Cohort, out: npt.NDArray[Any]) -> Iterator[_Part]:
     """Where the tiles of each bag go; a bag of very many tiles is shared between threads."""
     starts = cohort.offsets().tolist()
+    largest = _LARGEST_PART if cohort.kind == "tiles" else max(cohort.n_instances, 1)
     for bag_id, start, end in zip(cohort.bags["bag_id"].tolist(), starts[:-1], starts[1:], strict=True):
         path = tile_path(cohort.path, bag_id)
-        for first in range(start, end, _LARGEST_PART):
-            last = min(first + _LARGEST_PART, end)
+        for first in range(start, end, largest):
+            last = min(first + largest, end)
             yield _Part(path, end - start, first - start, out[first:last])
 
 
@@ -254,4 +274,13 @@ def _decode_part(part: _Part) -> int:
             message = f"is {width} x {height} pixels, the cohort's tiles are {expected[0]} x {expected[0]}"
             raise InputError(f"{where}: {message}")
         tile[...] = image.transpose(2, 0, 1)
+    return len(part.out)
+
+
+def _read_part(part: _Part) -> int:
+    features = read_features(part.path)
+    if features.shape != part.out.shape:
+        message = f"holds features of shape {features.shape}, the cohort says {part.out.shape}; make the cohort again"
+        raise InputError(f"{part.path}: {message}")
+    part.out[...] = features
     return len(part.out)

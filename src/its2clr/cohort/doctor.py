@@ -19,7 +19,7 @@ from its2clr.cohort.manifest import Manifest, check_manifest
 from its2clr.cohort.parallel import map_in_threads
 from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tables import Problem, at_row, column_cells, read_table
-from its2clr.cohort.tiles import TileFile, decode, read_tiles
+from its2clr.cohort.tiles import TileFile, decode, read_features, read_tiles
 from its2clr.errors import InputError
 
 Level = Literal["error", "warning", "note"]
@@ -183,7 +183,7 @@ def _inspect_bag(bag: tuple[str, int | None, int], *, folder: Path, tile_size: i
     result = _Inspection()
     try:
         tiles = read_tiles(path)
-        encoded = [tiles.encoded(number) for number in range(len(tiles))]
+        encoded = _contents(tiles)
         wrong_places = int((tiles.coords < 0).any(axis=1).sum())
         result.labels = tiles.labels
     except InputError as error:
@@ -194,7 +194,7 @@ def _inspect_bag(bag: tuple[str, int | None, int], *, folder: Path, tile_size: i
         messages.append(f"belongs to bag {tiles.bag_id!r}, not {bag_id!r}")
     if len(tiles) != n_instances:
         messages.append(f"holds {len(tiles)} images, bags.csv says {n_instances}")
-    if tiles.tile_size != tile_size:
+    if tiles.has_images and tiles.tile_size != tile_size:
         messages.append(f"its tile size is {tiles.tile_size}, that of the cohort {tile_size}")
     if wrong_places:
         messages.append(f"{wrong_places} coordinates are negative")
@@ -207,9 +207,19 @@ def _inspect_bag(bag: tuple[str, int | None, int], *, folder: Path, tile_size: i
     repeated = len(encoded) - len(set(result.digests))
     if repeated:
         result.findings.append(Finding("note", str(path), f"{repeated} images repeat another of the bag"))
-    if decode_all:
+    if decode_all and tiles.has_images:
         result.findings += _inspect_images(tiles, encoded)
     return result
+
+
+def _contents(tiles: TileFile) -> list[bytes]:
+    """What each instance is: its encoded image, or its features."""
+    if tiles.has_images:
+        return [tiles.encoded(number) for number in range(len(tiles))]
+    features = read_features(tiles.path)
+    if not np.isfinite(features).all():
+        raise InputError(f"{tiles.path}: has features that are not finite")
+    return [row.tobytes() for row in features]
 
 
 def _inspect_images(tiles: TileFile, encoded: list[bytes]) -> Iterator[Finding]:
@@ -260,6 +270,8 @@ def _shared_images(folder: Path, bags: pd.DataFrame, inspections: list[_Inspecti
 
 def _is_flat(folder: Path, bag_id: str, number: int) -> bool:
     try:
+        if not read_tiles(tile_path(folder, bag_id)).has_images:
+            return False
         return float(decode(read_tiles(tile_path(folder, bag_id)).encoded(number)).std(axis=(0, 1)).max()) < _FLAT
     except InputError:
         return False

@@ -1,7 +1,8 @@
 """Where things lie in a cohort folder, and how its tables are read and written.
 
 ```
-cohort.json          format, tile size, encoding, package version, settings, has_instance_labels, labelled
+cohort.json          format, tile size, encoding, package version, settings, has_instance_labels, labelled,
+                     kind (tiles or features), feature_dim
 bags.csv             bag_id,label,split,group,n_instances ...; written last: where it is, all is;
                      no label if the cohort is not labelled
 problems.csv         bag_id,file,row,problem: what was left out, and why
@@ -40,6 +41,7 @@ TILES_FOLDER = "tiles"
 BAG_COLUMNS = ("bag_id", "label", "split", "group")
 
 Encoding = Literal["jpeg", "png"]
+Kind = Literal["tiles", "features"]
 
 
 class CohortInfo(BaseModel):
@@ -49,7 +51,9 @@ class CohortInfo(BaseModel):
 
     format: int = Field(default=FORMAT, description="version of the cohort format")
     tile_size: int = Field(gt=0, description="pixels of the square tiles")
-    encoding: Encoding = Field(description="how the tiles are encoded")
+    encoding: Encoding | Literal["features"] = Field(description="how the tiles are encoded")
+    kind: Kind = Field(default="tiles", description="whether the tiles themselves are there, or their features")
+    feature_dim: int | None = Field(default=None, gt=0, description="number of features of a tile; null for tiles")
     its2clr_version: str = Field(default=__version__, description="package version that wrote the cohort")
     has_instance_labels: bool = Field(default=False, description="whether instance ground truth is known")
     labelled: bool = Field(default=True, description="whether the bags have labels")

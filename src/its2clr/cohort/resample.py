@@ -214,6 +214,8 @@ def resample_cohort(
             or the folder holds something else.
     """
     out = Path(out)
+    if cohort.kind == "features":
+        raise InputError(f"{cohort.path}: holds features; resample the cohort of tiles, then extract features of that")
     _check_share("keep_negatives", keep_negatives)
     _check_share("keep_positives", keep_positives)
     chosen = _resampled_bags(cohort, splits)

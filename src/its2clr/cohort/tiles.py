@@ -3,12 +3,13 @@
 Datasets: `images` (all encoded images end to end, uint8), `offsets` (N+1, int64: image i is
 `images[offsets[i]:offsets[i+1]]`), `coords` (N, 2, int64: x, y of the top-left corner at level 0), `names`
 (N, text) and, if known, `labels` (N, int8: 1, 0, or -1 for unknown). The attributes are on the file and on
-`coords`.
+`coords`. In a cohort of features, `features` (N, D, float32) is there instead of `images` and `offsets`.
 """
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,8 @@ from its2clr.errors import InputError
 
 _FORMATS = ("JPEG", "PNG")
 _ENCODINGS = ("jpeg", "png")
+FEATURES = "features"
+"""Name of the features in a tile file, and the encoding of one that holds them instead of images."""
 _ADVICE = "remove it and make the cohort again"
 
 
@@ -40,7 +43,7 @@ class TileFile:
         tile_size: Pixels of the stored square tiles.
         tile_size_level0: Pixels that a tile covers at level 0.
         source: What the tiles were made from.
-        encoding: "png" or "jpeg".
+        encoding: "png", "jpeg", or "features" where there are features instead of images.
         its2clr_version: The package version that wrote the file.
         attributes: All attributes of the file.
         labels_visible: Whether instance labels may be read.
@@ -62,8 +65,15 @@ class TileFile:
         """The number of instances."""
         return len(self.offsets) - 1
 
+    @property
+    def has_images(self) -> bool:
+        """Whether it holds images; otherwise it holds their features."""
+        return self.encoding != FEATURES
+
     def encoded(self, index: int) -> bytes:
         """The encoded bytes of one image."""
+        if not self.has_images:
+            raise InputError(f"{self.path}: holds features, not images: there is no picture of its tiles")
         if not 0 <= index < len(self):
             raise IndexError(f"{self.path} has {len(self)} images, no number {index}")
         return self._images[self.offsets[index] : self.offsets[index + 1]].tobytes()
@@ -133,23 +143,60 @@ def write_tile_file(
     Raises:
         InputError: If the parts do not fit together.
     """
-    count = len(images)
-    places = np.asarray(coords, dtype=np.int64)
-    known = None if labels is None else np.asarray(labels, dtype=np.int8)
     lengths = [len(image) for image in images]
-    if count == 0 or min(lengths) == 0:
+    if not lengths or min(lengths) == 0:
         raise InputError(f"bag {bag_id!r}: a tile file needs at least one image, and none may be empty")
-    if places.shape != (count, 2) or len(names) != count or (known is not None and known.shape != (count,)):
-        parts = f"coords of shape {places.shape}, {len(names)} names"
-        parts += "" if known is None else f", labels of shape {known.shape}"
-        raise InputError(f"bag {bag_id!r}: {count} images do not fit {parts}")
-    if known is not None and not np.isin(known, (-1, 0, 1)).all():
-        raise InputError(f"bag {bag_id!r}: instance labels must be 1, 0 or -1 (unknown)")
     if encoding not in _ENCODINGS:
         raise InputError(f"bag {bag_id!r}: encoding must be one of {', '.join(_ENCODINGS)}, got {encoding!r}")
-    offsets = np.zeros(count + 1, dtype=np.int64)
+    offsets = np.zeros(len(images) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    described: dict[str, str | int | float] = {
+    described = _description(bag_id, tile_size, tile_size_level0, mpp, source, encoding, attributes)
+    with _tile_file(path, len(images), coords, names, labels, described) as file:
+        stored = file.create_dataset("images", shape=(offsets[-1],), dtype=np.uint8)
+        for image, start, end in zip(images, offsets[:-1], offsets[1:], strict=True):
+            stored[start:end] = np.frombuffer(image, dtype=np.uint8)
+        file.create_dataset("offsets", data=offsets)
+
+
+def write_feature_tiles(
+    path: Path,
+    features: npt.ArrayLike,
+    coords: npt.ArrayLike,
+    names: Sequence[str],
+    labels: npt.ArrayLike | None = None,
+    *,
+    bag_id: str,
+    tile_size: int,
+    tile_size_level0: int,
+    mpp: float,
+    source: str,
+    attributes: Mapping[str, str | int | float] | None = None,
+) -> None:
+    """Write a tile file that holds features (N, D) instead of images; otherwise as `write_tile_file`.
+
+    Raises:
+        InputError: If the parts do not fit together, or a feature is not finite.
+    """
+    values = np.asarray(features, dtype=np.float32)
+    if values.ndim != 2 or 0 in values.shape:
+        raise InputError(f"bag {bag_id!r}: expected features (N, D) of at least one instance, got {values.shape}")
+    if not np.isfinite(values).all():
+        raise InputError(f"bag {bag_id!r}: has features that are not finite")
+    described = _description(bag_id, tile_size, tile_size_level0, mpp, source, FEATURES, attributes)
+    with _tile_file(path, len(values), coords, names, labels, described) as file:
+        file.create_dataset(FEATURES, data=values)
+
+
+def _description(
+    bag_id: str,
+    tile_size: int,
+    tile_size_level0: int,
+    mpp: float,
+    source: str,
+    encoding: str,
+    attributes: Mapping[str, str | int | float] | None,
+) -> dict[str, str | int | float]:
+    return {
         **(attributes or {}),
         "bag_id": bag_id,
         "mpp": float(mpp),
@@ -159,11 +206,29 @@ def write_tile_file(
         "encoding": encoding,
         "its2clr_version": __version__,
     }
+
+
+@contextmanager
+def _tile_file(
+    path: Path,
+    count: int,
+    coords: npt.ArrayLike,
+    names: Sequence[str],
+    labels: npt.ArrayLike | None,
+    described: Mapping[str, str | int | float],
+) -> Iterator[h5py.File]:
+    """A tile file to write the instances into; the rest is written here, and it appears whole."""
+    places = np.asarray(coords, dtype=np.int64)
+    known = None if labels is None else np.asarray(labels, dtype=np.int8)
+    bag_id = described["bag_id"]
+    if places.shape != (count, 2) or len(names) != count or (known is not None and known.shape != (count,)):
+        parts = f"coords of shape {places.shape}, {len(names)} names"
+        parts += "" if known is None else f", labels of shape {known.shape}"
+        raise InputError(f"bag {bag_id!r}: {count} images do not fit {parts}")
+    if known is not None and not np.isin(known, (-1, 0, 1)).all():
+        raise InputError(f"bag {bag_id!r}: instance labels must be 1, 0 or -1 (unknown)")
     with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
-        stored = file.create_dataset("images", shape=(offsets[-1],), dtype=np.uint8)
-        for image, start, end in zip(images, offsets[:-1], offsets[1:], strict=True):
-            stored[start:end] = np.frombuffer(image, dtype=np.uint8)
-        file.create_dataset("offsets", data=offsets)
+        yield file
         file.create_dataset("coords", data=places)
         text = h5py.string_dtype("utf-8")
         file.create_dataset("names", data=[_as_text(name) for name in names], dtype=text)
@@ -187,11 +252,12 @@ def read_tiles(path: Path, *, labels_visible: bool = True) -> TileFile:
         raise InputError(f"{path}: the tile file is missing; make the cohort again")
     try:
         with h5py.File(path, "r") as file:
-            missing = [name for name in ("images", "offsets", "coords", "names") if name not in file]
+            held = (FEATURES,) if FEATURES in file else ("images", "offsets")
+            missing = [name for name in (*held, "coords", "names") if name not in file]
             if missing:
                 raise InputError(f"{path}: is not a tile file, it has no {', '.join(missing)}; {_ADVICE}")
             shapes = {name: tuple(file[name].shape) for name in file}
-            offsets = file["offsets"][:].astype(np.int64)
+            offsets = np.arange(len(file[FEATURES]) + 1) if FEATURES in file else file["offsets"][:].astype(np.int64)
             attributes = dict(file.attrs)
             tiles = TileFile(
                 path=path,
@@ -220,8 +286,8 @@ def _check_structure(tiles: TileFile, shapes: Mapping[str, tuple[int, ...]]) -> 
     offsets, count = tiles.offsets, len(tiles.offsets) - 1
     if offsets.ndim != 1 or count < 1 or offsets[0] != 0 or (np.diff(offsets) <= 0).any():
         raise InputError(f"{tiles.path}: offsets must rise from 0; {_ADVICE}")
-    if shapes["images"] != (offsets[-1],):
-        message = f"offsets end at {offsets[-1]} but images has shape {shapes['images']}"
+    if tiles.has_images and shapes.get("images") != (offsets[-1],):
+        message = f"offsets end at {offsets[-1]} but images has shape {shapes.get('images')}"
         raise InputError(f"{tiles.path}: {message}; {_ADVICE}")
     wanted = {"coords": (count, 2), "names": (count,), "labels": (count,)}
     for name, shape in wanted.items():
@@ -245,6 +311,12 @@ def read_coords(path: Path) -> npt.NDArray[np.int64]:
 def read_names(path: Path) -> list[str]:
     """Read the source file names of a tile file alone."""
     return [name.decode("utf-8", "replace") for name in _read_dataset(path, "names")]
+
+
+def read_features(path: Path) -> npt.NDArray[np.float32]:
+    """Read the features of a tile file alone, (N, D)."""
+    features: npt.NDArray[np.float32] = _read_dataset(path, FEATURES).astype(np.float32, copy=False)
+    return features
 
 
 def read_encoded(path: Path, first: int, last: int, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:

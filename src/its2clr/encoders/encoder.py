@@ -10,6 +10,9 @@ from its2clr.config import EncoderConfig, ProjectorConfig
 from its2clr.errors import InputError
 from its2clr.views import to_float
 
+FEATURES = "features"
+"""Name of the encoder of a cohort of features: the adapter of `its2clr.encoders.adapter`."""
+
 
 class Encoder(nn.Module):
     """A timm backbone that carries its normalisation constants.
@@ -18,17 +21,20 @@ class Encoder(nn.Module):
         backbone: Maps normalised tiles (B, 3, H, W) to pooled features (B, D).
         mean: Channel means in [0, 1].
         std: Channel deviations in [0, 1].
+
+    Attributes:
+        frozen: Parts that stay in evaluation mode.
     """
 
     mean: Tensor
     std: Tensor
+    frozen: tuple[nn.Module, ...] = ()
 
     def __init__(self, backbone: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
         self.backbone = backbone
         # Some networks widen their features after pooling; timm then says so.
         self.feature_dim = int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
-        self.frozen: tuple[nn.Module, ...] = ()
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
 
@@ -44,6 +50,10 @@ class Encoder(nn.Module):
         for module in self.frozen:
             module.eval()
         return self
+
+    def standardised(self, features: Tensor) -> Tensor:
+        """Features as the projection head sees them: as they are."""
+        return features
 
 
 class EmbeddingNetwork(nn.Module):
@@ -62,7 +72,7 @@ class EmbeddingNetwork(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features (B, D) and embeddings (B, D')."""
         features = self.encoder(images)
-        return features, self.head(features)
+        return features, self.head(self.encoder.standardised(features))
 
 
 def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
@@ -74,6 +84,10 @@ def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
     import timm
 
     config = EncoderConfig(name=name, options=options) if isinstance(name, str) else name
+    if config.name == FEATURES:
+        from its2clr.encoders.adapter import create_adapter
+
+        return create_adapter(config.options)
     if not timm.is_model(config.name):
         close = difflib.get_close_matches(config.name, timm.list_models(), n=3)
         raise InputError(f"encoder.name: timm has no model {config.name!r}; closest: {', '.join(close) or 'none'}")

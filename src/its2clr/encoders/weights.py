@@ -5,6 +5,7 @@ from typing import Any
 
 from its2clr import __version__
 from its2clr.config import EncoderConfig, ProjectorConfig, RunConfig
+from its2clr.encoders.adapter import adapter_encoder
 from its2clr.encoders.encoder import EmbeddingNetwork, create_encoder, create_projector
 from its2clr.engine.checkpoint import load_checkpoint, load_module, save_checkpoint
 from its2clr.errors import InputError
@@ -21,7 +22,7 @@ def without_foreign_weights(config: EncoderConfig) -> EncoderConfig:
 
 def create_network(config: RunConfig) -> EmbeddingNetwork:
     """A fresh encoder and projector."""
-    encoder = create_encoder(config.encoder)
+    encoder = create_encoder(adapter_encoder(config))
     return EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, config.projector))
 
 
@@ -29,7 +30,7 @@ def save_network(path: str | Path, network: EmbeddingNetwork, config: RunConfig,
     """Write encoder and projector with all that is needed to rebuild them."""
     state = {
         "its2clr": __version__,
-        "encoder": config.encoder.model_dump(mode="json"),
+        "encoder": adapter_encoder(config).model_dump(mode="json"),
         "projector": config.projector.model_dump(mode="json"),
         "notes": notes,
     }

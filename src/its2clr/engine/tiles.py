@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,10 +34,10 @@ SPLITS_KEPT = 3
 
 
 class TileStore:
-    """All tiles of a cohort as uint8.
+    """All tiles of a cohort as uint8, or their features.
 
     Args:
-        images: (N, 3, S, S) uint8, wherever they are.
+        images: (N, 3, S, S) uint8, or features (N, D) float32, wherever they are.
     """
 
     def __init__(self, images: Tensor) -> None:
@@ -62,8 +62,8 @@ class TileStore:
 
     @property
     def side(self) -> int:
-        """Pixels along a side."""
-        return self.images.shape[-1]
+        """Pixels along a side; 1 of features."""
+        return self.images.shape[-1] if self.images.dim() == 4 else 1
 
     def gather(self, rows: Tensor, device: torch.device) -> Tensor:
         """Tiles (B, 3, S, S) uint8 at `rows`, on the device."""
@@ -82,7 +82,7 @@ class Feed:
     mapped file the tiles of the next steps are gathered by a thread and copied while the device works on this one.
 
     Args:
-        images: (N, 3, S, S) uint8, the store.
+        images: (N, 3, S, S) uint8 or (N, D) float32, the store.
         batch_size: Tiles per step.
         device: Where they are wanted.
 
@@ -98,9 +98,9 @@ class Feed:
             return
         shape = (batch_size, *images.shape[1:])
         pinned = device.type == "cuda"
-        self.tiles = torch.empty(shape, dtype=torch.uint8, device=device)
+        self.tiles = torch.empty(shape, dtype=images.dtype, device=device)
         self._next = torch.empty_like(self.tiles)
-        self._gathered = [torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
+        self._gathered = [torch.empty(shape, dtype=images.dtype, pin_memory=pinned) for _ in range(2)]
         self._rows = torch.arange(batch_size, device=device)
 
     def __call__(self, indices: Tensor) -> Iterator[Tensor]:
@@ -171,18 +171,19 @@ def available_memory() -> float:
 
 
 def _decoded(cohort: Cohort, engine: Engine) -> Tensor:
-    shape = (cohort.n_instances, 3, cohort.tile_size, cohort.tile_size)
-    nbytes = math.prod(shape)
+    shape, dtype = (cohort.n_instances, *cohort.instance_shape), np.dtype(cohort.instance_dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
     tier = engine.broadcast(choose_tier(nbytes, engine))
+    what = f"tiles: {shape[0]} of {shape[2]} px" if cohort.kind == "tiles" else f"features: {shape[0]} of {shape[1]}"
     if tier == "disk":
         path = mapped_file(cohort, engine)
-        engine.say(f"tiles: {shape[0]} of {shape[2]} px ({readable_size(nbytes)}) in {path}")
-        return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c", shape=shape))
-    images = torch.empty(shape, dtype=torch.uint8)
-    _decode_into(cohort, images.numpy(), engine)
+        engine.say(f"{what} ({readable_size(nbytes)}) in {path}")
+        return torch.from_numpy(np.memmap(path, dtype=dtype, mode="c", shape=shape))
+    images = np.empty(shape, dtype=dtype)
+    _decode_into(cohort, images, engine)
     places = {"gpu": "GPU memory", "memory": "host memory"}
-    engine.say(f"tiles: {shape[0]} of {shape[2]} px ({readable_size(nbytes)}) in {places[tier]}")
-    return images.to(engine.device) if tier == "gpu" else images
+    engine.say(f"{what} ({readable_size(nbytes)}) in {places[tier]}")
+    return torch.from_numpy(images).to(engine.device if tier == "gpu" else "cpu")
 
 
 def mapped_file(cohort: Cohort, engine: Engine) -> Path:
@@ -190,13 +191,13 @@ def mapped_file(cohort: Cohort, engine: Engine) -> Path:
     bags = hashlib.sha256("\n".join(cohort.bags["bag_id"]).encode()).hexdigest()[:12]
     of_cohort = hash_files(cohort.path / "bags.csv", cohort.path / "cohort.json")[:12]
     folder = Path(engine.tile_folder) if engine.tile_folder is not None else cohort.path / "decoded"
-    path = folder / f"{of_cohort}-{bags}.uint8"
+    shape, dtype = (cohort.n_instances, *cohort.instance_shape), np.dtype(cohort.instance_dtype)
+    path = folder / f"{of_cohort}-{bags}.{dtype}"
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        shape = (cohort.n_instances, 3, cohort.tile_size, cohort.tile_size)
         with atomic_path(path) as temporary:
-            tiles = np.memmap(temporary, dtype=np.uint8, mode="w+", shape=shape)
+            tiles = np.memmap(temporary, dtype=dtype, mode="w+", shape=shape)
             _decode_into(cohort, tiles, engine)
             tiles.flush()
 
@@ -205,7 +206,7 @@ def mapped_file(cohort: Cohort, engine: Engine) -> Path:
     return path
 
 
-def _decode_into(cohort: Cohort, out: NDArray[np.uint8], engine: Engine) -> None:
+def _decode_into(cohort: Cohort, out: NDArray[Any], engine: Engine) -> None:
     with engine.progress("decode", cohort.n_instances, "tiles") as progress:
         load_tiles(cohort, progress=progress.reach, out=out)
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from its2clr.config import RefineConfig, RunConfig
+from its2clr.encoders.encoder import FEATURES
 
 METHOD_NAMES = {
     "simclr": "SimCLR",
@@ -28,6 +29,8 @@ def start_name(config: RunConfig) -> str:
     """What the encoder before refinement is; one that was taken from another run is called as it is there."""
     start = config.pretrain.start
     if start is None:
+        if config.encoder.name == FEATURES:
+            return "Frozen features"
         if config.pretrain.epochs > 0:
             return METHOD_NAMES[config.pretrain.method]
         if config.encoder.weights is not None:

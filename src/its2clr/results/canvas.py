@@ -1,4 +1,7 @@
-"""The picture behind a bag's scores, at level-0 coordinates: its slide, or where there is none its tiles."""
+"""The picture behind a bag's scores, at level-0 coordinates: its slide, or where there is none its tiles.
+
+Of a bag of features without a slide nothing is known but the places of its tiles, which are shown in grey.
+"""
 
 import math
 from collections.abc import Iterator
@@ -13,6 +16,9 @@ from its2clr.cohort.slides.reader import OpenSlideReader, SlideProblem, SlideRea
 from its2clr.cohort.tiles import TileFile, decode
 
 WHITE = (255, 255, 255)
+_UNSEEN = (214, 214, 214)
+"""Colour of a tile of which only features are known."""
+_LARGEST_TILE = 256
 
 
 class Canvas(Protocol):
@@ -51,6 +57,25 @@ def open_canvas(tiles: TileFile) -> Iterator[Canvas]:
         with suppress(SlideProblem):
             canvas = SlideCanvas(opened.enter_context(open_slide(Path(tiles.source))))
         yield canvas
+
+
+def slide_tile(tiles: TileFile, instance: int) -> Image.Image | None:
+    """A tile of a bag of features, cut from its slide; None if there is no slide to read."""
+    with open_canvas(tiles) as canvas:
+        if not canvas.is_slide:
+            return None
+        x, y = tiles.coords[instance].tolist()
+        side = tiles.tile_size_level0
+        shown = min(tiles.tile_size, _LARGEST_TILE)
+        try:
+            return canvas.read(x, y, side, side, (shown, shown))
+        except SlideProblem:
+            return None
+
+
+def unseen_tile() -> Image.Image:
+    """What is shown instead of a tile of which only features are known."""
+    return Image.new("RGB", (_LARGEST_TILE // 4, _LARGEST_TILE // 4), _UNSEEN)
 
 
 class SlideCanvas:
@@ -96,7 +121,11 @@ class TileCanvas:
         for number in np.flatnonzero(seen):
             left, top = places[number].tolist()
             box = (round(left * across), round(top * down), round((left + side) * across), round((top + side) * down))
-            if box[2] > box[0] and box[3] > box[1]:
+            if not (box[2] > box[0] and box[3] > box[1]):
+                continue
+            if not self._tiles.has_images:
+                picture.paste(_UNSEEN, box)
+            else:
                 tile = Image.fromarray(decode(self._tiles.encoded(int(number))))
                 picture.paste(tile.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BOX), box[:2])
         return picture

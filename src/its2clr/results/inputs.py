@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from its2clr.cohort import LeftOut, read_manifest
+from its2clr.cohort.feature_cohort import FeatureBag, read_feature_manifest
+from its2clr.cohort.foreign_features import SUFFIXES, FeatureProblem, find_feature_files, read_header
 from its2clr.cohort.layout import INFO_FILE
 from its2clr.cohort.manifest import IMAGE_SUFFIXES, list_images
 from its2clr.cohort.slides import Slide, read_slide_manifest
@@ -48,12 +50,14 @@ class Inputs:
         cohorts: Folders of packed cohorts.
         slides: Slides to be tiled; each has an identifier of its own.
         folders: Folders of images to be packed; the same.
+        features: Feature files to be packed; the same.
         left_out: What cannot be predicted, and why.
     """
 
     cohorts: list[Path] = field(default_factory=list)
     slides: list[Slide] = field(default_factory=list)
     folders: list[ImageFolder] = field(default_factory=list)
+    features: list[FeatureBag] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
     def leave_out(self, path: Path, problem: str, row: int = 0) -> None:
@@ -85,6 +89,8 @@ def sort_inputs(paths: Iterable[str | Path], kind: Kind) -> Inputs:
     found.slides = [replace(slide, bag_id=name) for slide, name in zip(found.slides, slide_ids, strict=True)]
     folder_ids = distinct_names([(one.bag_id, one.folder) for one in found.folders])
     found.folders = [replace(one, bag_id=name) for one, name in zip(found.folders, folder_ids, strict=True)]
+    feature_ids = distinct_names([(one.bag_id, one.file) for one in found.features])
+    found.features = [replace(one, bag_id=name) for one, name in zip(found.features, feature_ids, strict=True)]
     return found
 
 
@@ -98,11 +104,18 @@ def _sort(path: Path, kind: Kind, found: Inputs) -> None:
         found.leave_out(path, f"{reason}; pack these bags the same way and give the cohort")
     elif kind == "slides":
         _find_slides(path, found)
+    elif kind == "features":
+        _find_features(path, found)
     else:
         _find_folders(path, found)
 
 
 def _read_manifest(path: Path, kind: Kind, found: Inputs) -> None:
+    if kind == "features":
+        listed = read_feature_manifest(path, path.parent, labelled=False)
+        found.left_out += listed.left_out
+        _add_features(listed.bags, found)
+        return
     table = read_table(path, [])
     columns = set() if table is None else set(table.columns)
     if kind == "slides" and not ("path" in columns and "file" not in columns):
@@ -119,6 +132,28 @@ def _read_manifest(path: Path, kind: Kind, found: Inputs) -> None:
     else:
         takes = {"slides": "slides", "images": "folders of images", "tiles": "packed cohorts"}[kind]
         found.leave_out(path, f"this manifest names something else than the model takes, which is {takes}")
+
+
+def _find_features(path: Path, found: Inputs) -> None:
+    if path.is_file():
+        _add_features([FeatureBag(path.stem, 0, path)], found)
+        return
+    files = find_feature_files(path)
+    if not files:
+        found.leave_out(
+            path, f"there are no feature files in this folder ({', '.join(SUFFIXES)}), which the model takes"
+        )
+    _add_features([FeatureBag(name, 0, file) for name, paths in files.items() for file in paths], found)
+
+
+def _add_features(bags: Iterable[FeatureBag], found: Inputs) -> None:
+    for bag in bags:
+        try:
+            read_header(bag.file)
+        except FeatureProblem as problem:
+            found.leave_out(bag.file, str(problem).removeprefix(f"{bag.file}: "), bag.row)
+        else:
+            found.features.append(bag)
 
 
 def _find_slides(path: Path, found: Inputs) -> None:

@@ -9,7 +9,9 @@ import pandas as pd
 
 from its2clr.cohort import LeftOut, Manifest, pack_images
 from its2clr.cohort.checks import UNKNOWN_LABEL
+from its2clr.cohort.feature_cohort import FeatureBag, FeatureManifest, pack_features
 from its2clr.cohort.finish import NoBagLeftError
+from its2clr.cohort.foreign_features import read_header
 from its2clr.cohort.layout import PROBLEMS_FILE
 from its2clr.cohort.parallel import default_workers
 from its2clr.cohort.slides import Slide, SlideManifest, SlideProblem, open_slide, pack_slides
@@ -37,7 +39,7 @@ class Packed(NamedTuple):
 def pack_inputs(
     inputs: Inputs, out: Path, tiling: Tiling, engine: Engine, default_mpp: float | None, workers: int | None
 ) -> Packed:
-    """Make a cohort of the slides or the image folders; what is finished is not done again.
+    """Make a cohort of the slides, the image folders or the feature files; what is finished is not done again.
 
     Args:
         inputs: What to pack.
@@ -57,6 +59,8 @@ def pack_inputs(
             notes = _pack_slides(inputs.slides, out, tiling, engine, default_mpp, workers)
         elif inputs.folders:
             notes = _pack_folders(inputs.folders, out, tiling, engine, workers)
+        elif inputs.features:
+            notes = _pack_features(inputs.features, out, engine, default_mpp, workers)
         else:
             return Packed(any_bag=False, left_out=[], notes=[])
     except NoBagLeftError:
@@ -108,6 +112,21 @@ def _pack_folders(
     with engine.progress("pack", len(folders), "bags") as progress:
         pack_images(bags, out, **tiling.image_settings(), workers=workers, progress=progress.reach)
     return []
+
+
+def _pack_features(
+    bags: Sequence[FeatureBag], out: Path, engine: Engine, default_mpp: float | None, workers: int | None
+) -> list[str]:
+    if default_mpp is not None:  # only STAMP's places need a scale, and its files do not say it
+        stamp = {bag.bag_id for bag in bags if bag.mpp is None and read_header(bag.file).layout == "STAMP"}
+        bags = [replace(bag, mpp=default_mpp) if bag.bag_id in stamp else bag for bag in bags]
+    members = [(bag.bag_id, str(bag.file), bag.file.name, UNKNOWN_LABEL) for bag in bags]
+    manifest = _manifest([(bag.bag_id, bag.row) for bag in bags], members, [bag.row for bag in bags])
+    with engine.progress("pack", len(bags), "bags") as progress:
+        summary = pack_features(
+            FeatureManifest(manifest, tuple(bags), ()), out, workers=workers, progress=progress.reach
+        )
+    return [f"{note} ({count} files)" for note, count in summary.notes.items()]
 
 
 def _manifest(

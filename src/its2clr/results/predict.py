@@ -107,6 +107,8 @@ def predict(
     packed = engine.on_writer(lambda: pack_inputs(found, out / COHORT, tiling, engine, default_mpp, workers))
     left_out, notes = [*found.left_out, *packed.left_out], list(packed.notes)
     cohorts = [Cohort.open(out / COHORT).without_labels()] if packed.any_bag else []
+    if tiling.kind == "features":
+        notes += [f"{out / COHORT}: {one}" for cohort in cohorts for one in tiling.differences(cohort.info)]
     for path in found.cohorts:
         fitting = _fitting(Cohort.open(path).without_labels(), model, left_out, notes)
         cohorts += [] if fitting is None else [fitting]

@@ -1,5 +1,6 @@
 """A model's scores for any number of bags, some at a time, so that memory does not grow with the cohort."""
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ def represent_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Itera
 
 def bag_groups(cohort: Cohort, group_bytes: int) -> list[Cohort]:
     """A cohort in parts of neighbouring bags, each small enough to be held decoded."""
-    most = max(1, group_bytes // (3 * cohort.tile_size**2))
+    most = max(1, group_bytes // (math.prod(cohort.instance_shape) * np.dtype(cohort.instance_dtype).itemsize))
     starts, held = [0], 0
     for row, count in enumerate(cohort.bags["n_instances"].tolist()):
         if held and held + count > most:

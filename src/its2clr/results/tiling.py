@@ -7,13 +7,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from its2clr.cohort import CohortInfo, TileFile
+from its2clr.cohort.feature_cohort import EXTRACTORS
 from its2clr.cohort.image_files import check_tile_settings
 from its2clr.cohort.slides import SlideSettings
 from its2clr.cohort.slides.build import check_slide_settings
 from its2clr.cohort.synthetic import SOURCE as SYNTHETIC
 from its2clr.errors import InputError
 
-Kind = Literal["slides", "images", "tiles"]
+Kind = Literal["slides", "images", "tiles", "features"]
 
 SCALE_TOLERANCE = 0.1
 """How far the scale of tiles may be from the model's; sides are whole pixels, so it is never quite equal."""
@@ -31,7 +32,7 @@ class Tiling(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Kind = Field(description="slides, folders of images, or packed tiles of which no more is known")
+    kind: Kind = Field(description="slides, folders of images, packed tiles of which no more is known, or features")
     tile_size: int = Field(gt=0, description="pixels of the square tiles")
     mpp: float | None = Field(description="microns per pixel of the tiles; null where they have no scale")
     settings: dict[str, Any] = Field(description="how slides are tiled or images packed, as in cohort.json")
@@ -43,6 +44,9 @@ class Tiling(BaseModel):
         The scale that was assumed for slides that do not say theirs is left out: it was right for those slides.
         """
         found = info.settings
+        if info.encoding == "features":
+            settings = {"feature_dim": info.feature_dim, EXTRACTORS: found.get(EXTRACTORS, [])}
+            return cls(kind="features", tile_size=info.tile_size, mpp=None, settings=settings)
         if found.get("source") == SYNTHETIC:  # its slides are drawn tile by tile, and every tile is kept
             whole = SlideSettings(
                 mpp=found["mpp"], tile_size=info.tile_size, min_saturation=0.0, encoding=info.encoding, skip_glass=False
@@ -83,6 +87,8 @@ class Tiling(BaseModel):
 
     def misfit_of_cohort(self, info: CohortInfo) -> str | None:
         """Why no bag of a cohort can be given to the model; None if they may."""
+        if self.kind == "features" or info.kind == "features":
+            return self._misfit_of_features(info)
         if info.tile_size != self.tile_size:
             return (
                 f"has tiles of {info.tile_size} px, the model is for {self.tile_size} px; "
@@ -90,8 +96,20 @@ class Tiling(BaseModel):
             )
         return None
 
+    def _misfit_of_features(self, info: CohortInfo) -> str | None:
+        dim = self.settings.get("feature_dim")
+        if self.kind != "features":
+            return "holds features, the model is for tiles; give the slides or images themselves"
+        if info.feature_dim is None:
+            return f"holds tiles, the model is for {dim} features of an encoder of its own; extract these first"
+        if info.feature_dim != dim:
+            return f"holds {info.feature_dim} features per tile, the model is for {dim}: another encoder made them"
+        return None
+
     def misfit_of_bag(self, tiles: TileFile) -> str | None:
         """Why a packed bag cannot be given to the model; None if it may."""
+        if self.kind == "features":
+            return None
         if tiles.tile_size != self.tile_size:
             return f"has tiles of {tiles.tile_size} px, the model is for {self.tile_size} px"
         known = math.isfinite(tiles.mpp)
@@ -110,6 +128,8 @@ class Tiling(BaseModel):
         other = Tiling.of_cohort(info)
         if other.kind != self.kind or self.kind == "tiles":
             return []
+        if not all(tiling.settings.get(EXTRACTORS, True) for tiling in (self, other)):
+            return []  # not all files say what made them
         keys = [key for key in dict.fromkeys([*self.settings, *other.settings]) if key not in (*_NOT_OF_PIXELS, "mpp")]
         return [
             f"{key} is {other.settings.get(key)} there, {self.settings.get(key)} in the model"

@@ -11,6 +11,7 @@ from PIL import Image
 from its2clr.cohort import Cohort
 from its2clr.cohort.layout import tile_path
 from its2clr.cohort.tiles import decode, read_encoded
+from its2clr.results.canvas import slide_tile
 
 SHOWN = 12
 """Tiles of a row of pictures."""
@@ -77,6 +78,8 @@ def wrong_bags(bags: pd.DataFrame, threshold: float, label: int, count: int = BA
 def pictures(cohort: Cohort, rows: pd.DataFrame) -> list[Picture]:
     """The tiles of these rows, in their order; only these are read, not their whole bags.
 
+    Of features they are cut from the slide, where it can be read; without one there are no pictures.
+
     Raises:
         InputError: A tile file is missing or damaged.
     """
@@ -84,8 +87,13 @@ def pictures(cohort: Cohort, rows: pd.DataFrame) -> list[Picture]:
     found = []
     for row in rows.to_dict("records"):
         bag_id, instance = str(row["bag_id"]), int(row["instance"])
-        _, encoded = read_encoded(tile_path(cohort.path, bag_id), instance, instance + 1, counts[bag_id])
-        image = Image.fromarray(decode(np.asarray(encoded).tobytes()))
+        if cohort.kind == "features":
+            image = slide_tile(cohort.tile_file(bag_id), instance)
+        else:
+            _, encoded = read_encoded(tile_path(cohort.path, bag_id), instance, instance + 1, counts[bag_id])
+            image = Image.fromarray(decode(np.asarray(encoded).tobytes()))
+        if image is None:
+            continue
         found.append(Picture(embedded(image), bag_id, instance, float(row["probability"]), int(row["label"])))
     return found
 

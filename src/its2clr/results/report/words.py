@@ -114,7 +114,9 @@ def cohort(facts: RunFacts) -> str:
     if facts.cohort is None:
         return f"{facts.cohort_path}: cannot be read any more."
     truth = "with" if facts.cohort.info.has_instance_labels else "without"
-    text = f"{facts.cohort_path}: tiles of {facts.cohort.tile_size} px, {truth} instance ground truth."
+    dim, size = facts.cohort.info.feature_dim, facts.cohort.tile_size
+    held = f"tiles of {size} px" if dim is None else f"{dim} features of each tile, made elsewhere"
+    text = f"{facts.cohort_path}: {held}, {truth} instance ground truth."
     rate = (facts.results or {}).get("cohort", {}).get("witness_rate")
     if rate is not None:
         text += f" Witness rate, the share of positives in positive bags: {rate:.1%}."

@@ -1,6 +1,7 @@
 """What the viewer shows, as plain values: the run, its bags, their scores and instances."""
 
 import hashlib
+import io
 import math
 import threading
 from collections import OrderedDict
@@ -12,11 +13,12 @@ from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tiles import TileFile, read_encoded
 from its2clr.errors import InputError
 from its2clr.evaluation.names import encoder_names
+from its2clr.results.canvas import slide_tile, unseen_tile
 from its2clr.results.scores import BagScores, Model, RunScores
 from its2clr.results.viewer.bags import BagTable, Question
 from its2clr.results.viewer.deepzoom import OVERLAP, TILE
 from its2clr.results.viewer.neighbours import Neighbours
-from its2clr.results.viewer.pictures import Pictures
+from its2clr.results.viewer.pictures import JPEG_QUALITY, Pictures
 from its2clr.results.viewer.rounds import Rounds
 
 _HELD_TILE_FILES = 32
@@ -245,8 +247,12 @@ class Viewer:
         return {"encoder": model.encoder, "measure": "cosine similarity of features", **found}
 
     def instance_image(self, number: int, instance: int) -> tuple[bytes, str]:
-        """The stored tile of an instance, and how it is encoded: `png` or `jpeg`."""
+        """The stored tile of an instance, or of features the slide there; and how it is encoded: `png` or `jpeg`."""
         tiles = self._check_instance(number, instance)
+        if not tiles.has_images:
+            buffer = io.BytesIO()
+            (slide_tile(tiles, instance) or unseen_tile()).save(buffer, "JPEG", quality=JPEG_QUALITY)
+            return buffer.getvalue(), "jpeg"
         encoded = read_encoded(tiles.path, instance, instance + 1, len(tiles))[1].tobytes()
         return encoded, "png" if encoded.startswith(b"\x89PNG") else "jpeg"
 
