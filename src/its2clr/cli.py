@@ -987,6 +987,8 @@ def main() -> None:
         if stop.code == INTERRUPTED and os.environ.get("RANK", "0") == "0":
             Console(stderr=True, highlight=False).print("stopped; the same command goes on where it stopped")
         raise
+    except KeyboardInterrupt:  # a second one, while the first was being handled
+        sys.exit(INTERRUPTED)
     except (Its2clrError, OSError, MemoryError, RuntimeError) as error:
         ours = isinstance(error, Its2clrError | OSError | MemoryError)
         if "--debug" in sys.argv or not (ours or "out of memory" in str(error)):

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
@@ -128,8 +129,9 @@ def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
                 settled[outcome.job] = outcome.failure is None
                 yield outcome
     finally:
-        for worker in workers:
-            worker.stop()
+        with _interrupts_wait():
+            for worker in workers:
+                worker.stop()
 
 
 class _Worker:
@@ -146,10 +148,12 @@ class _Worker:
             context = multiprocessing.get_context("spawn")
             self.pipe, theirs = context.Pipe()
             self._process = context.Process(target=_serve, args=(theirs, self._number, self._count), daemon=True)
-            self._process.start()
+            with _interrupts_wait():  # Ctrl-C reaches the whole group; a worker that is still starting would die of it
+                self._process.start()
             theirs.close()
         self.job = task.job
-        self.pipe.send(task)
+        with suppress(BrokenPipeError):  # it died meanwhile, which `take` will notice
+            self.pipe.send(task)
 
     def take(self) -> Outcome:
         assert self.job is not None
@@ -168,6 +172,19 @@ class _Worker:
             self._process.join()
             self.pipe.close()
             self._process = None
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Hold Ctrl-C back; a process that is started meanwhile never hears of it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(pipe: Connection, number: int, count: int) -> None:
