@@ -76,10 +76,10 @@ class AdapterConfig(Section):
     hidden_dim: Count = Field(256, description="width of the adapter's hidden layer")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="dropout on the hidden layer in training")
     feature_noise: Annotated[float, Field(ge=0)] = Field(
-        0.5, description="noise of a view, as a share of each feature's deviation over the training instances"
+        0.2, description="noise of a view, as a share of each feature's deviation over the training instances"
     )
     feature_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.2, description="share of a view's features that are replaced by their mean"
+        0.1, description="share of a view's features that are replaced by their mean"
     )
 
 

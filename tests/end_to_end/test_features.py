@@ -284,13 +284,11 @@ def test_refining_the_adapter_finds_more_positives(tmp_path: Path) -> None:
     settings = {
         "refine.epochs": 8,
         "refine.aggregator_seeds": 1,
-        "aggregator.epochs": 20,
-        "aggregator.learning_rate": 0.01,
         "evaluation.retrainings": 2,
         "evaluation.bootstrap": 20,
     }
     stages = open_run(tmp_path / "run", cohort, "features", settings, quiet=True)
     stages.fit()
     results = evaluate(stages, of_features=False)
-    frozen, refined = (results[encoder]["test"]["instance_auc"] for encoder in ("simclr", "its2clr"))
+    frozen, refined = (results[name]["aggregators"]["top_k"]["instance_auc"] for name in ("simclr", "its2clr"))
     assert refined > frozen + 0.1
