@@ -8,6 +8,7 @@ from its2clr.cohort.layout import INFO_FILE, CohortInfo, read_info
 from its2clr.config import EncoderConfig, RunConfig, resolve_config
 from its2clr.encoders.encoder import FEATURES
 from its2clr.encoders.weight_files import with_constants
+from its2clr.encoders.weights import check_same_network
 from its2clr.engine.devices import Engine
 from its2clr.engine.rundir import RunDirectory, read_run_config
 from its2clr.errors import InputError
@@ -49,6 +50,8 @@ def open_run(
         recipe = FEATURES
     resolved = with_features(resolve_config(recipe, overrides, base), info)
     config = with_constants(resolved, None if saved is None else saved[0])
+    if saved is None and config.pretrain.start is not None:
+        check_same_network(started_from(config.pretrain.start), config)
     import_plugins(config.plugins)
     engine = engine or Engine(config.engine)
     if quiet:
@@ -67,6 +70,10 @@ def with_features(config: RunConfig, info: CohortInfo | None) -> RunConfig:
     """The settings of a run on a cohort; where that holds features, the encoder is an adapter over them."""
     if info is None or info.kind == "tiles":
         return config
+    if config.encoder.weights is not None or config.encoder.pretrained:
+        raise InputError(
+            "encoder.weights and encoder.pretrained are for tiles; this cohort holds features, which are the start"
+        )
     encoder = EncoderConfig(name=FEATURES, options={"feature_dim": info.feature_dim})
     return config.model_copy(update={"encoder": encoder})
 

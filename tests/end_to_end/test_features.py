@@ -206,6 +206,8 @@ def test_tiles_and_features_are_not_confused(run: Path, tiny_cohort: Path, tmp_p
         call("predict", run, tiny_cohort, "--out", tmp_path / "tiles")
     with pytest.raises(InputError, match="end to end needs the tiles"):
         open_run(tmp_path / "e2e", run / "cohort", None, SETTINGS, quiet=True).end_to_end()
+    with pytest.raises(InputError, match="are for tiles; this cohort holds features"):
+        open_run(tmp_path / "weights", run / "cohort", None, {**SETTINGS, "encoder.weights": "some.pth"}, quiet=True)
     with pytest.raises(InputError, match="is a cohort"):
         call("aggregate", run / "cohort", "--labels", run.parent / "labels.csv", "--out", tmp_path / "twice")
 

@@ -1,6 +1,7 @@
 """Promises of the product: test labels stay out of training, ground truth is not needed, nothing is a pickle."""
 
 import json
+import shlex
 import shutil
 
 import h5py
@@ -186,3 +187,14 @@ def test_a_reader_of_its_own_is_trained_and_measured_on_both_encoders(tiny_cohor
     thresholds = [entry["threshold"] for entry in results["rounds"]]
     assert thresholds == [entry["threshold"] for entry in results["health"]["rounds"]]
     assert len(set(thresholds)) > 1
+
+
+def test_a_start_built_otherwise_is_refused_before_anything_is_written(finished, tiny_cohort, tmp_path):
+    start = f"pretrain.start={finished.run.path}"
+    changes = ["projector.output_dim=24", "encoder.mean=[0, 0, 0]"]
+    with pytest.raises(InputError, match=r"other settings of projector\.output_dim, encoder\.mean") as caught:
+        open_run(tmp_path / "run", tiny_cohort, "demo", [*TINY, start, *changes], quiet=True)
+    assert not (tmp_path / "run").exists()
+    words = shlex.split(str(caught.value).partition("begin this one with ")[2])
+    right = [word for word in words if word != "--set"]
+    open_run(tmp_path / "run", tiny_cohort, "demo", [*TINY, start, *changes, *right], quiet=True)

@@ -1,12 +1,14 @@
 """Saving and loading of encoder and projector as one safetensors file that knows how to rebuild them."""
 
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from its2clr import __version__
 from its2clr.config import EncoderConfig, ProjectorConfig, RunConfig
 from its2clr.encoders.adapter import adapter_encoder
-from its2clr.encoders.encoder import EmbeddingNetwork, create_encoder, create_projector
+from its2clr.encoders.encoder import FEATURES, EmbeddingNetwork, create_encoder, create_projector
 from its2clr.engine.checkpoint import load_checkpoint, load_module, save_checkpoint
 from its2clr.errors import InputError
 
@@ -35,6 +37,35 @@ def save_network(path: str | Path, network: EmbeddingNetwork, config: RunConfig,
         "notes": notes,
     }
     save_checkpoint(path, network.state_dict(), state)
+
+
+def check_same_network(path: str | Path, config: RunConfig) -> None:
+    """Look whether a checkpoint's encoder and projector are built as the settings say, constants included.
+
+    Raises:
+        InputError: They are not; the message names the settings that would be right.
+    """
+    _, state = load_checkpoint(path)
+    if "encoder" not in state or "projector" not in state:
+        raise InputError(f"{path}: a checkpoint of its2clr, but not of an encoder")
+    made = _built(EncoderConfig.model_validate(state["encoder"]), ProjectorConfig(**state["projector"]))
+    wanted = _built(adapter_encoder(config), config.projector)
+    differing = [key for key in made if key in wanted and made[key] != wanted[key]]
+    if differing:
+        settings = " ".join(f"--set {shlex.quote(f'{key}={json.dumps(made[key])}')}" for key in differing)
+        raise InputError(
+            f"pretrain.start: {path} was made with other settings of {', '.join(differing)} than this run has; begin "
+            f"this one with {settings}"
+        )
+
+
+def _built(encoder: EncoderConfig, projector: ProjectorConfig) -> dict[str, Any]:
+    """What a network is built from, by setting; of an adapter over features its width, for the rest may change."""
+    values = {f"projector.{key}": value for key, value in projector.model_dump(mode="json").items()}
+    if encoder.name == FEATURES:
+        return values | {"adapter.hidden_dim": encoder.options.get("hidden_dim")}
+    built = without_foreign_weights(encoder).model_dump(mode="json", exclude={"weights_matched"})
+    return values | {f"encoder.{key}": value for key, value in built.items()}
 
 
 def load_network(path: str | Path) -> EmbeddingNetwork:

@@ -89,6 +89,7 @@ def sort_inputs(paths: Iterable[str | Path], kind: Kind) -> Inputs:
     found.slides = [replace(slide, bag_id=name) for slide, name in zip(found.slides, slide_ids, strict=True)]
     folder_ids = distinct_names([(one.bag_id, one.folder) for one in found.folders])
     found.folders = [replace(one, bag_id=name) for one, name in zip(found.folders, folder_ids, strict=True)]
+    found.features = list({one.file.resolve(): one for one in found.features}.values())
     feature_ids = distinct_names([(one.bag_id, one.file) for one in found.features])
     found.features = [replace(one, bag_id=name) for one, name in zip(found.features, feature_ids, strict=True)]
     return found

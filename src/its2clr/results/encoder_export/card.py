@@ -12,6 +12,7 @@ import yaml
 from its2clr import __version__
 from its2clr.cohort import Cohort
 from its2clr.config import EncoderConfig, RunConfig
+from its2clr.encoders.encoder import FEATURES
 from its2clr.evaluation.names import encoder_names
 from its2clr.results.encoder_export.timm_folder import TimmFolder, needed_in_code
 from its2clr.results.tiling import Tiling
@@ -63,6 +64,7 @@ def model_card(
     return environment.from_string(template).render(
         vars(exported),
         name=exported.built.name,
+        adapter=exported.built.name == FEATURES,
         method=encoder_names(config)[exported.encoder],
         in_code=needed_in_code(exported.built),
         version=__version__,
@@ -112,8 +114,11 @@ def _with_interval(found: Mapping[str, Any], key: str) -> str:
 
 
 def _settings(config: RunConfig) -> str:
-    settings = config.model_dump(mode="json", include=set(_SECTIONS))
+    sections = (*_SECTIONS, "adapter") if config.encoder.name == FEATURES else _SECTIONS
+    settings = config.model_dump(mode="json", include=set(sections))
     for section, key in _PATHS:
         if settings[section][key] is not None:  # a name will do: folders of this machine are nobody's business
             settings[section][key] = PurePath(settings[section][key]).name
-    return yaml.safe_dump({key: settings[key] for key in _SECTIONS}, sort_keys=False).rstrip()
+    if settings["pretrain"]["start"] is not None:  # nothing was pretrained here
+        settings["pretrain"] = {"start": settings["pretrain"]["start"]}
+    return yaml.safe_dump({key: settings[key] for key in sections}, sort_keys=False).rstrip()
