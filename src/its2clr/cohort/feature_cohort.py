@@ -36,7 +36,7 @@ from its2clr.cohort.parallel import Progress, map_in_threads
 from its2clr.cohort.slides.reader import SlideProblem, open_slide
 from its2clr.cohort.slides.scale import check_mpp, is_sane
 from its2clr.cohort.splits import DEFAULT_FRACTIONS
-from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_table, require_columns
+from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_bag_table, require_columns
 from its2clr.cohort.tiles import read_tiles, write_feature_tiles
 from its2clr.errors import InputError
 
@@ -140,11 +140,7 @@ def read_feature_manifest(
     """
     path, features = Path(path), Path(features)
     problems: list[Problem] = []
-    table = read_table(path, problems)
-    raise_problems(problems)
-    assert table is not None
-    if "group" not in table.columns and "patient" in table.columns:
-        table = table.rename(columns={"patient": "group"})
+    table = read_bag_table(path)
     if not labelled:
         table = table.drop(columns=["label", "split"], errors="ignore")
     require_columns(table, path, ["bag_id", *(["label"] if labelled else [])], problems)

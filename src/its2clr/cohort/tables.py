@@ -104,6 +104,21 @@ def read_table(path: Path, problems: list[Problem]) -> pd.DataFrame | None:
     return _to_frame(path, columns, records[1:], problems)
 
 
+def read_bag_table(path: Path) -> pd.DataFrame:
+    """A table of bags as text, in which a column `patient` serves as `group` where there is none.
+
+    Raises:
+        InputError: It cannot be read as a table.
+    """
+    problems: list[Problem] = []
+    table = read_table(path, problems)
+    raise_problems(problems)
+    assert table is not None
+    if "group" not in table.columns and "patient" in table.columns:
+        table = table.rename(columns={"patient": "group"})
+    return table
+
+
 def _to_frame(path: Path, columns: list[str], records: list[list[str]], problems: list[Problem]) -> pd.DataFrame:
     rows: list[int] = []
     cells: list[list[str]] = []

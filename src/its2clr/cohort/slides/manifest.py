@@ -10,7 +10,7 @@ from its2clr.cohort.checks import UNKNOWN_LABEL
 from its2clr.cohort.layout import LeftOut
 from its2clr.cohort.manifest import Manifest, check_bags
 from its2clr.cohort.slides.scale import LARGEST_MPP, SMALLEST_MPP, is_sane
-from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_table, require_columns
+from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_bag_table, require_columns
 
 _OWN_COLUMNS = ("file", "mpp", "annotation", "n_instances", "path")
 _ADVICE = {
@@ -88,11 +88,7 @@ def read_slide_manifest(
     """
     path = Path(path)
     problems: list[Problem] = []
-    table = read_table(path, problems)
-    raise_problems(problems)
-    assert table is not None
-    if "group" not in table.columns and "patient" in table.columns:
-        table = table.rename(columns={"patient": "group"})
+    table = read_bag_table(path)
     column = label or "label"
     require_columns(table, path, ["bag_id", "file", *([column] if labelled else [])], problems, _ADVICE)
     if not problems and table.empty:
