@@ -250,6 +250,11 @@ class RefineConfig(OptimiserConfig):
     lora: LoraSettings | None = Field(
         None, description="train low-rank changes of a transformer's layers instead of its weights; null: the weights"
     )
+    tolerance: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.0,
+        description="how far validation bag AUC may fall below the highest so far for an update still to count as "
+        "better: with few validation bags small differences are chance",
+    )
     corrections: str | None = Field(
         None, description="folder of GeoJSON files, one per bag, that mark tiles as truly positive or negative"
     )

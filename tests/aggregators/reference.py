@@ -76,9 +76,6 @@ def top_k(state, bag, options):
 
 
 def smooth_max(state, bag, options):
-    if options.get("centred", False) and len(bag) > 1:
-        mean = weighted([1 / len(bag)] * len(bag), bag)
-        bag = [[x - m for x, m in zip(h, mean, strict=True)] for h in bag]
     logits = [linear(state, "instance_classifier", h)[0] for h in bag]
     beta = options.get("sharpness", 1.0)
     return sigmoid(math.log(sum(math.exp(beta * z) for z in logits)) / beta), logits, None

@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -15,6 +16,7 @@ from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.errors import InputError
 from its2clr.evaluation.frozen import evaluate
 from its2clr.pipeline import open_run
+from its2clr.refine.rounds import run_round
 
 
 def trained(cohort, run):
@@ -121,6 +123,23 @@ def test_pseudo_labels_are_replaced_only_when_validation_allows(finished):
         best = max(best, entry["validation_auc"])
 
 
+@pytest.mark.parametrize(("tolerance", "improved"), [(0.0, [True, False, False]), (0.02, [True, True, False])])
+def test_an_update_within_the_tolerance_counts_as_better(
+    tiny_cohort, finished, tmp_path, monkeypatch, tolerance, improved
+):
+    aucs = iter([0.80, 0.79, 0.775])  # the last is near the one before, but not near the highest
+
+    def round_with_auc(*arguments):
+        return replace(run_round(*arguments), validation_auc=next(aucs))
+
+    monkeypatch.setattr("its2clr.refine.algorithm.run_round", round_with_auc)
+    stages = refined(tiny_cohort, finished, tmp_path / "run", f"refine.tolerance={tolerance}")
+    found = [json.loads(path.read_text()) for path in sorted((tmp_path / "run").glob("rounds/*/metrics.json"))]
+    assert [entry["improved"] for entry in found] == [entry["pseudo_labels_replaced"] for entry in found] == improved
+    _, state = load_checkpoint(stages.run.checkpoint("encoder-its2clr"))
+    assert state["notes"]["best_epoch"] == [entry["epoch"] for entry in found if entry["improved"]][-1]
+
+
 def test_no_file_of_a_run_is_a_pickle(finished):
     for path in finished.run.path.rglob("*"):
         if path.is_file():
@@ -176,14 +195,14 @@ def test_cross_entropy_trains_the_encoder_and_leaves_one_that_loads(tiny_cohort,
 
 
 def test_a_reader_of_its_own_is_trained_and_measured_on_both_encoders(tiny_cohort, finished, tmp_path):
-    reader = "refine.reader={name: smooth_max, options: {centred: true}, epochs: 4}"
+    reader = "refine.reader={name: smooth_max, options: {sharpness: 2.0}, epochs: 4}"
     settings = [*TINY, f"pretrain.start={finished.run.path}", reader, "refine.threshold_rule=negative_bags"]
     stages = open_run(tmp_path / "run", tiny_cohort, "demo", settings, quiet=True)
     stages.fit()
     results = evaluate(stages)
     for encoder in ("simclr", "its2clr"):
         assert 0 <= results[encoder]["aggregators"]["smooth_max"]["instance_auc"] <= 1
-    assert stages.aggregate("its2clr", "smooth_max").options == {"centred": True}
+    assert stages.aggregate("its2clr", "smooth_max").options == {"sharpness": 2.0}
     thresholds = [entry["threshold"] for entry in results["rounds"]]
     assert thresholds == [entry["threshold"] for entry in results["health"]["rounds"]]
     assert len(set(thresholds)) > 1

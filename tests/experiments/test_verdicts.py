@@ -106,9 +106,9 @@ def test_metrics_are_found_in_results():
         "cohort": {"witness_rate": 0.1},
         "seconds": {"refine": 20.0, "round": 9.0},
         "rounds": [
-            {"epoch": 0, "validation_auc": 0.6, "instance_auc": 0.7},
-            {"epoch": 3, "validation_auc": 0.9, "instance_auc": 0.8},
-            {"epoch": 6, "validation_auc": 0.8, "instance_auc": 0.85},
+            {"epoch": 0, "improved": True, "instance_auc": 0.7},
+            {"epoch": 3, "improved": True, "instance_auc": 0.8},
+            {"epoch": 6, "improved": False, "instance_auc": 0.85},
         ],
         "its2clr": {
             "test": {"bag": {"auc": summary}},

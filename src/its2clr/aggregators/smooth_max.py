@@ -26,9 +26,6 @@ class SmoothMax(Aggregator):
     Args:
         feature_dim: number D of features of an instance.
         sharpness: $\beta$.
-        centred: subtract the bag's mean from its features first. What all instances of a bag share (stain, scanner,
-            patient) can then not be learned in the place of what makes some of them positive. A bag of one instance
-            stays as it is.
         dropout: dropout on the features in training.
         instance_dropout: share of a bag's instances left out at random in each training step.
     """
@@ -38,21 +35,16 @@ class SmoothMax(Aggregator):
         feature_dim: int,
         *,
         sharpness: Sharpness = 1.0,
-        centred: bool = False,
         dropout: Dropout = 0.0,
         instance_dropout: Dropout = 0.0,
     ) -> None:
         super().__init__(feature_dim)
-        self.sharpness, self.centred = sharpness, centred
+        self.sharpness = sharpness
         self.dropout, self.instance_dropout = nn.Dropout(dropout), nn.Dropout(instance_dropout)
         self.instance_classifier = nn.Linear(feature_dim, 1)
 
     def aggregate(self, features: Tensor, mask: Tensor) -> BagOutput:
         """See `Aggregator.aggregate`."""
-        if self.centred:
-            count = mask.sum(dim=1)[:, None, None]
-            mean = features.sum(dim=1, keepdim=True) / count  # padded rows are zero
-            features = features - torch.where(count > 1, mean, 0.0)
         instance_logits = self.instance_classifier(self.dropout(features)).squeeze(-1)  # (B, K)
         kept = (self.instance_dropout(torch.ones_like(instance_logits)) > 0) & mask
         kept = torch.where(kept.any(dim=1, keepdim=True), kept, mask)  # a bag is never emptied

@@ -259,8 +259,7 @@ def training_seconds(run: Path) -> dict[str, float]:
 
 
 def _best_round(run: Path) -> dict[str, Any]:
-    metrics = [found for found, _ in _round_tables(run)]
-    best = max(metrics, key=lambda found: (found["validation_auc"], found["epoch"]))
+    best = [found for found, _ in _round_tables(run) if found["improved"]][-1]
     return {"best_epoch": best["epoch"], "best_validation_auc": best["validation_auc"]}
 
 

@@ -222,7 +222,7 @@ def warnings_of(report: HealthReport) -> list[str]:
     if shared is not None and shared > MEDIAN_AUC_LIMIT and (positives is None or positives < FEW_POSITIVES):
         warnings.append(
             f"even the median instance of a bag tells the bag's label (AUC {shared:.2f}): scores follow what a whole "
-            "bag shares (stain, scanner, patient); stronger colour views or an aggregator that centres bags may help"
+            "bag shares (stain, scanner, patient); pretrain longer, with stronger colour views"
         )
     if flipped is not None and flipped > CHURN_LIMIT:
         warnings.append(f"pseudo labels flipped by {flipped:.0%} in the last round: they have not settled")

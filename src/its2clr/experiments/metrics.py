@@ -68,7 +68,7 @@ def read_metric(
         return _value(_at(encoder, _OF_FEATURES[metric]))
     rounds = results.get("rounds", [])
     if metric in _OF_ROUND:
-        best = max(rounds, key=lambda entry: (entry["validation_auc"], entry["epoch"]))
+        best = [entry for entry in rounds if entry["improved"]][-1]
         return _value((rounds[0] if round_ == "first" else best).get(_OF_ROUND[metric]))
     seconds = results["seconds"]
     spent = seconds["refine"] if metric == "refine_time_share" else seconds["round"] / len(rounds)

@@ -101,9 +101,9 @@ def unfinished(facts: RunFacts) -> list[str]:
     """What a report of a run that was not evaluated can say."""
     sentences = ["No test bag was looked at for this page: test labels are read once, by its2clr evaluate."]
     if facts.rounds:
-        best = max(facts.rounds, key=lambda found: (found["validation_auc"], found["epoch"]))
+        best = [found for found in facts.rounds if found["improved"]][-1]
         sentences.append(
-            f"Of {len(facts.rounds)} rounds so far, epoch {best['epoch']} has the highest validation bag AUC: "
+            f"Of {len(facts.rounds)} rounds so far, epoch {best['epoch']} is the best by validation bag AUC: "
             f"{best['validation_auc']:.3f}; it began at {facts.rounds[0]['validation_auc']:.3f}."
         )
     return sentences
