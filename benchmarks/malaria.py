@@ -1,12 +1,14 @@
 """ItS2CLR on real bags: smears of single cells, patients never shared between splits (docs/results-real.md).
 
     python benchmarks/malaria.py CELLS MAKE_BAGS OUT [--rates 0.1] [--samplings 3] [--trainings 3] [--rows ...]
-        [--workers 15] [--split val] [--set KEY=VALUE ...] [--json FILE] [--no-train]
+        [--row "NAME: KEY=VALUE; KEY=VALUE" ...] [--workers 12] [--split val] [--set KEY=VALUE ...] [--starts FOLDER]
+        [--json FILE] [--no-train]
 
 CELLS is where cells.zip of the malaria smears was unpacked, MAKE_BAGS the script that came with it. Every sampling of
 the bags (with its own split of the patients) is trained several times. SimCLR is trained at witness rate 0.1 and shared
-by the other rates of the same sampling and training. Rows differ from the recipe in what they name. What is there
-already is not trained again. Settings are chosen with `--split val`; `--split test` is for the end.
+by the other rates of the same sampling and training. Rows differ from the recipe in what they name; `--row` adds one of
+your own. What is there already is not trained again; `--starts` takes bags and SimCLR from the OUT of another call,
+whose settings of refinement may differ. Settings are chosen with `--split val`; `--split test` is for the end.
 """
 
 import argparse
@@ -40,7 +42,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "ItS2CLR": {},
     "Ground-truth finetuning": {"refine.labels": "ground_truth"},
     "Cross-entropy": {"refine.objective": "cross_entropy", "refine.self_paced": False},
-    "Cross-entropy, paced": {"refine.objective": "cross_entropy"},
+    "Cross-entropy, self-paced": {"refine.objective": "cross_entropy"},
     "without iteration": {"refine.iterative": False},
     "without self-pacing": {"refine.self_paced": False},
     "pseudo labels as in the paper": PLAIN,
@@ -52,6 +54,8 @@ ROWS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     args = arguments()
+    rows = {**ROWS, **dict(own_row(text) for text in args.row)}
+    names = [*(args.rows or ROWS), *(name for name in rows if name not in ROWS)]
     chosen = dict(parse_override(text) for text in args.set)
     cohorts = {
         (sampling, rate): packed(args, sampling, rate)
@@ -61,9 +65,9 @@ def main() -> None:
     starts, tasks = {}, {}
     for (sampling, rate), cohort in cohorts.items():
         for seed in range(args.trainings):
-            settings = as_settings(args.recipe, {**chosen, "seed": seed})
+            settings = as_settings(args.recipe, {**of_start(chosen), "seed": seed})
             start = Job("pretrain", str(cohort), Resampling(), (), seed)
-            folder = run_folder(args.out, sampling, SHARED_RATE, "start", seed)
+            folder = run_folder(args.starts, sampling, SHARED_RATE, "start", seed)
             if rate == SHARED_RATE:
                 starts[start] = Task(start, folder, cohort, settings, (), of_features=False)
                 tasks[start] = starts[start]
@@ -71,8 +75,8 @@ def main() -> None:
                 settings["pretrain"]["start"] = str(folder.resolve())
                 own = run_folder(args.out, sampling, rate, "start", seed)
                 tasks[start] = Task(start, own, cohort, settings, (), of_features=False)
-            for row in args.rows if rate in args.rates else ():
-                task = of_row(row, args.recipe, chosen, cohort, folder, seed)
+            for row in names if rate in args.rates else ():
+                task = of_row(row, rows[row], args.recipe, chosen, cohort, folder, seed)
                 tasks[task.job] = replace(task, folder=run_folder(args.out, sampling, rate, row, seed))
     failures = {} if args.no_train else execute(starts, args.workers, report)
     failures |= {} if args.no_train else execute(tasks, args.workers, report)
@@ -82,7 +86,7 @@ def main() -> None:
         {"row": row, "rate": rate, "sampling": sampling, "training": seed, **one}
         for (sampling, rate) in cohorts
         if rate in args.rates
-        for row in args.rows
+        for row in names
         for seed in range(args.trainings)
         if (one := measured(run_folder(args.out, sampling, rate, row, seed), args.split)) is not None
     ]
@@ -99,15 +103,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rates", type=float, nargs="+", default=[SHARED_RATE])
     parser.add_argument("--samplings", type=int, default=3)
     parser.add_argument("--trainings", type=int, default=3)
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW")
+    parser.add_argument("--rows", nargs="*", choices=list(ROWS), metavar="ROW", help=f"of: {', '.join(ROWS)}")
+    parser.add_argument("--row", action="append", default=[], metavar="'NAME: KEY=VALUE; KEY=VALUE'")
     parser.add_argument("--recipe", default="malaria-smears")
     parser.add_argument("--tile-size", type=int, default=96)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--split", choices=["val", "test"], default="val")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--starts", type=Path, help="OUT of another call")
     parser.add_argument("--no-train", action="store_true", help="report what is there")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.starts = args.starts or args.out
+    return args
+
+
+def own_row(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and changes of a row given as `NAME: KEY=VALUE; KEY=VALUE`."""
+    name, _, changes = text.partition(":")
+    return name.strip(), dict(parse_override(change) for change in changes.split(";"))
+
+
+def of_start(chosen: dict[str, Any]) -> dict[str, Any]:
+    """The settings that a start depends on."""
+    return {key: value for key, value in chosen.items() if key.split(".")[0] not in {"refine", "aggregator"}}
 
 
 def as_settings(recipe: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +135,7 @@ def as_settings(recipe: str, changes: dict[str, Any]) -> dict[str, Any]:
 
 def packed(args: argparse.Namespace, sampling: int, rate: float) -> Path:
     """Bags of one sampling as a cohort."""
-    folder = args.out / f"sampling-{sampling}" / f"rate-{rate:g}"
+    folder = args.starts / f"sampling-{sampling}" / f"rate-{rate:g}"
     cohort = folder / f"cohort-{args.tile_size}"
     if not (cohort / "bags.csv").is_file():
         options = ["--witness-rate", str(rate), "--seed", str(sampling)]
@@ -131,8 +150,10 @@ def run_folder(out: Path, sampling: int, rate: float, row: str, seed: int) -> Pa
     return out / f"sampling-{sampling}" / f"rate-{rate:g}" / name / f"seed-{seed}"
 
 
-def of_row(row: str, recipe: str, chosen: dict[str, Any], cohort: Path, start: Path, seed: int) -> Task:
-    settings = as_settings(recipe, {**chosen, **ROWS[row], "seed": seed})
+def of_row(
+    row: str, changes: dict[str, Any], recipe: str, chosen: dict[str, Any], cohort: Path, start: Path, seed: int
+) -> Task:
+    settings = as_settings(recipe, {**chosen, **changes, "seed": seed})
     settings["pretrain"]["start"] = str(start.resolve())
     reader = as_settings(recipe, chosen)["refine"]["reader"]
     readers = (None,) if reader is None or reader["name"] == settings["aggregator"]["name"] else (None, reader["name"])
