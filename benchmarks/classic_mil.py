@@ -123,6 +123,7 @@ def main():
                 **found,
                 "published": PUBLISHED.get(name, {}).get(dataset),
                 "bags": len(bags),
+                "repeats": arguments.repeats,
             }
             print(
                 dataset,
@@ -132,15 +133,15 @@ def main():
                 flush=True,
             )
     if arguments.out is not None:
+        before = json.loads(arguments.out.read_text())["results"] if arguments.out.is_file() else {}
         settings = {
-            "repeats": arguments.repeats,
             "epochs": arguments.epochs,
             "learning_rate": LEARNING_RATE,
             "weight_decay": WEIGHT_DECAY,
             "betas": BETAS,
             "options": OPTIONS,
         }
-        arguments.out.write_text(json.dumps({"settings": settings, "results": results}, indent=1) + "\n")
+        arguments.out.write_text(json.dumps({"settings": settings, "results": before | results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
