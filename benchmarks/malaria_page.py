@@ -21,10 +21,10 @@ from its2clr.engine.files import read_json
 from its2clr.results.scores import Model, RunScores
 
 CLASSIC = (
-    "Accuracy in ten-fold cross-validation, repeated, mean ± deviation over repeats (`benchmarks/classic_mil.py`). *Last*: "
-    "the last epoch at a probability of 0.5. *Chosen on test*: epoch and threshold that are best on the test fold, as the "
-    "published code of DS-MIL takes them; too good by construction, and the one to hold against DS-MIL's published numbers. "
-    "Hold *last* against attention-MIL's."
+    "Accuracy in ten-fold cross-validation, repeated, mean ± deviation over repeats (`benchmarks/classic_mil.py`). "
+    "*Last*: the last epoch at a probability of 0.5. *Chosen on test*: epoch and threshold that are best on the test "
+    "fold, as the published code of DS-MIL takes them; too good by construction, and the one to hold against DS-MIL's "
+    "published numbers. Hold *last* against attention-MIL's."
 )
 RESULTS = Path(__file__).parent / "results"
 AGGREGATOR = "dsmil"
