@@ -84,9 +84,8 @@ def refine(
     for epoch in range(start, config.epochs + 1):  # line 2
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
             found = run_round(network.encoder, train, validation, reader, config, seeds, engine)  # lines 3-9
-            highest = state.notes.get("highest_validation_auc", -math.inf)
-            improved = found.validation_auc >= highest - config.tolerance  # line 11
-            state.notes["highest_validation_auc"] = max(highest, found.validation_auc)
+            state.notes["highest_auc"] = max(found.validation_auc, state.notes.get("highest_auc", -math.inf))
+            improved = found.validation_auc >= state.notes["highest_auc"] - config.tolerance  # line 11
             replaced = truth is None and (epoch == 0 or (improved and config.iterative))
             if truth is not None:
                 state.tensors["probabilities"] = torch.from_numpy(truth)
