@@ -1,0 +1,66 @@
+"""Commands that look before anything is trained: at cohorts, weights and recipes."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from its2clr.cli.options import ImagesRootOption, RecipeOption, SetOption, UnlabelledOption
+from its2clr.cli.output import console, say
+
+
+def doctor(
+    path: Annotated[Path, typer.Argument(help="Folder of a cohort, or a manifest CSV.")],
+    instances: Annotated[Path | None, typer.Option(help="Instances CSV of the manifest.")] = None,
+    images_root: ImagesRootOption = None,
+    unlabelled: UnlabelledOption = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not decode every image.")] = False,
+) -> None:
+    """Check a cohort or a manifest and say what is wrong; exits 1 when there is an error."""
+    from its2clr.cohort import examine
+
+    findings = examine(path, decode=not quick, instances=instances, images_root=images_root, labelled=not unlabelled)
+    colours = {"error": "bold red", "warning": "yellow", "note": "dim"}
+    for finding in findings:
+        console.print(f"[{colours[finding.level]}]{finding.level:<8}[/] ", end="")
+        say(f"{finding.where}: {finding.message}")
+    counts = {level: sum(finding.level == level for finding in findings) for level in colours}
+    console.print(f"{counts['error']} errors, {counts['warning']} warnings, {counts['note']} notes")
+    if counts["error"]:
+        raise typer.Exit(1)
+
+
+def weights(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="File, folder in timm's hub layout, or hub name (`hf-hub:OWNER/NAME`)."),
+    ],
+    encoder: Annotated[str | None, typer.Option(help="timm name; default: encoder.name of the settings.")] = None,
+    norm: Annotated[Literal["batch", "instance"] | None, typer.Option(help="Its normalisation layers.")] = None,
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Show which tensors of a file an encoder would take as `encoder.weights`, and which not; nothing is changed.
+
+    Exits 2 when they are not weights of this encoder.
+
+    Example: `its2clr weights checkpoints/model.pth --encoder resnet18 --norm instance`
+    """
+    from its2clr.encoders.foreign import report_weights
+
+    chosen = [f"encoder.{key}={value}" for key, value in (("name", encoder), ("norm", norm)) if value is not None]
+    for line in report_weights(source, recipe, [*chosen, *(settings or [])]).lines():
+        say(line)
+
+
+def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe, resolved.")] = None) -> None:
+    """List the recipes, or show every setting of one."""
+    import yaml
+
+    from its2clr.config import read_recipe, recipe_names, resolve_config
+
+    if name is None:
+        console.print("\n".join(recipe_names()))
+        return
+    read_recipe(name)
+    console.print(yaml.safe_dump(resolve_config(name).model_dump(mode="json"), sort_keys=False), markup=False)

@@ -1,0 +1,291 @@
+"""Commands that make a cohort: one folder of packed tiles and bag labels."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from its2clr.cli.options import (
+    DefaultMppOption,
+    FractionsOption,
+    ImagesRootOption,
+    NewCohortArgument,
+    QualityOption,
+    ResizeOption,
+    SeedOption,
+    SetOption,
+    SizeOption,
+    TileSizeOption,
+    UnlabelledOption,
+    WorkersOption,
+)
+from its2clr.cli.output import console, say
+from its2clr.errors import InputError
+
+EncodingName = Literal["jpeg", "png"]
+
+
+def images(
+    manifest: Annotated[Path, typer.Argument(help="CSV with bag_id, label and path (a folder of images).")],
+    out: NewCohortArgument,
+    instances: Annotated[
+        Path | None, typer.Option(help="CSV with bag_id, file and optionally label, instead of paths.")
+    ] = None,
+    images_root: ImagesRootOption = None,
+    unlabelled: UnlabelledOption = False,
+    tile_size: TileSizeOption = 224,
+    encoding: Annotated[EncodingName, typer.Option(help="How changed images are stored.")] = "jpeg",
+    quality: QualityOption = 95,
+    resize: ResizeOption = "bilinear",
+    fractions: FractionsOption = (0.6, 0.15, 0.25),
+    seed: SeedOption = 0,
+    workers: WorkersOption = None,
+) -> None:
+    """Pack bags of ordinary images; every image is checked, bad ones go to problems.csv."""
+    from its2clr.cohort import pack_images, read_manifest
+    from its2clr.engine.progress import ProgressBar
+
+    bags = read_manifest(manifest, instances, images_root, labelled=not unlabelled)
+    with ProgressBar(console=console).start("pack", len(bags.bags), "bags") as progress:
+        summary = pack_images(
+            bags,
+            out,
+            tile_size=tile_size,
+            encoding=encoding,
+            quality=quality,
+            resize=resize,
+            workers=workers,
+            seed=seed,
+            fractions=fractions,
+            progress=progress.reach,
+        )
+    console.print(
+        f"{summary.path}: {summary.n_bags} bags, {summary.n_instances} images; {summary.n_packed} bags packed now, "
+        f"{summary.n_skipped} were there; left out: {summary.n_images_left_out} images, "
+        f"{len(summary.bags_left_out)} bags" + (" (problems.csv says why)" if summary.n_images_left_out else ""),
+        soft_wrap=True,
+    )
+
+
+def slides(
+    manifest: Annotated[Path, typer.Argument(help="CSV with one row per slide; see above.")],
+    out: NewCohortArgument,
+    magnification: Annotated[
+        float | None, typer.Option(help="Scale of the tiles, e.g. 5, 10 or 20: 10 / x microns per pixel.")
+    ] = None,
+    mpp: Annotated[float | None, typer.Option(help="Scale of the tiles in microns per pixel, instead.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Column of the labels, of several (EGFR, KRAS, ...); empty cells are left out.")
+    ] = None,
+    unlabelled: UnlabelledOption = False,
+    tile_size: TileSizeOption = 224,
+    overlap: Annotated[int, typer.Option(help="Pixels that neighbouring tiles share.")] = 0,
+    resize: ResizeOption = "bilinear",
+    min_saturation: Annotated[float, typer.Option(help="Keep tiles of this mean HSV saturation, of 255.")] = 30.0,
+    min_tissue: Annotated[float, typer.Option(help="Share of a tile's pixels that must be that saturated.")] = 0.0,
+    skip_glass: Annotated[
+        bool,
+        typer.Option(
+            "--skip-glass/--read-all",
+            help="Pass over what a coarse level shows as bare glass, tested on each slide; or read every tile.",
+        ),
+    ] = True,
+    default_mpp: DefaultMppOption = None,
+    slides_root: Annotated[Path | None, typer.Option(help="Folder of the files; default: the manifest's.")] = None,
+    annotations_root: Annotated[
+        Path | None, typer.Option(help="Folder of the annotations; default: the manifest's.")
+    ] = None,
+    min_covered: Annotated[
+        float,
+        typer.Option(
+            help="Annotated share that makes a tile positive; less, but some, is unknown. 0: any tumour does."
+        ),
+    ] = 0.0,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Annotated class that counts as tumour; may be repeated.")
+    ] = None,
+    stain: Annotated[
+        Literal["macenko", "vahadane"] | None, typer.Option(help="Normalise the stains of every slide.")
+    ] = None,
+    encoding: Annotated[EncodingName, typer.Option(help="How tiles are stored.")] = "jpeg",
+    quality: QualityOption = 95,
+    fractions: FractionsOption = (0.6, 0.15, 0.25),
+    seed: SeedOption = 0,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Address of a Dask scheduler, e.g. tcp://node:8786; default: this machine.")
+    ] = None,
+    workers: WorkersOption = None,
+) -> None:
+    """Tile whole slides: everything OpenSlide reads (of a DICOM slide name one file), TIFF and OME-TIFF.
+
+    The manifest is a table like this; `patient`, `split`, `mpp` and `annotation` may be missing:
+
+        bag_id,file,label,patient,split,mpp,annotation
+
+        case-1,scans/case-1.svs,1,p01,train,,case-1.xml
+
+        case-2,scans/case-2.tiff,0,p02,train,0.25,
+
+    The scale of a slide is what its file says if that can be, else column `mpp`, else `--default-mpp`; a slide
+    without any is left out. A slide that cannot be used is a row in OUT/problems.csv, the rest goes on. Look at
+    OUT/overviews to see what was kept. The same command again goes on where it stopped.
+
+    Tissue that the coarse levels of a file do not hold at all can be missed; `--read-all` is slower and misses nothing.
+
+    Example: `its2clr cohort slides slides.csv cohorts/mine --magnification 5 --resize nearest`
+    """
+    from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest, target_mpp
+    from its2clr.engine.progress import ProgressBar
+
+    settings = SlideSettings(
+        mpp=target_mpp(magnification, mpp),
+        tile_size=tile_size,
+        overlap=overlap,
+        resize=resize,
+        min_saturation=min_saturation,
+        min_tissue=min_tissue,
+        min_covered=min_covered,
+        classes=tuple(classes or ()),
+        stain=stain,
+        default_mpp=default_mpp,
+        encoding=encoding,
+        quality=quality,
+        skip_glass=skip_glass,
+    )
+    slides = read_slide_manifest(
+        manifest, label=label, slides_root=slides_root, annotations_root=annotations_root, labelled=not unlabelled
+    )
+    with ProgressBar(console=console).start("tile", len(slides.slides), "slides") as progress:
+        summary = pack_slides(
+            slides,
+            out,
+            settings,
+            scheduler=scheduler,
+            workers=workers,
+            seed=seed,
+            fractions=fractions,
+            progress=progress.reach_with("tiles"),
+        )
+    for line in summary.lines():
+        say(line)
+
+
+def features(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="[MANIFEST] OUT", help="Table with bag_id and label, and the folder of the new cohort."),
+    ],
+    features: Annotated[
+        Path | None, typer.Option(help="Folder of feature files of TRIDENT, CLAM, STAMP or its2clr.")
+    ] = None,
+    coords: Annotated[
+        Path | None, typer.Option(help="Folder of CLAM's `patches`, if it is not beside the features.")
+    ] = None,
+    slides_root: Annotated[
+        Path | None, typer.Option(help="Folder of the slides of column `file`; default: the manifest's.")
+    ] = None,
+    from_run: Annotated[
+        Path | None, typer.Option(help="A run whose own features to take, instead of manifest and files.")
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="With --from-run: simclr, its2clr or end_to_end.")] = "simclr",
+    unlabelled: UnlabelledOption = False,
+    fractions: FractionsOption = (0.6, 0.15, 0.25),
+    seed: SeedOption = 0,
+    workers: WorkersOption = None,
+) -> None:
+    """Make a cohort of features that were made elsewhere; `fit` then refines an adapter over them.
+
+    The manifest is a table like this; all but `bag_id` and `label` may be missing:
+
+        bag_id,label,group,split,features,file,mpp
+
+        case-1,1,p01,train,,scans/case-1.svs,
+
+        case-2,0,p02,train,case-2_b.h5,,0.25
+
+    The feature file of a bag is called like it (`case-1.h5` or `case-1.pt`), unless column `features` names it. Column
+    `file` names the slide, which maps are then drawn on, and `mpp` the microns per pixel of its level 0, which STAMP's
+    coordinates need. A file that cannot be used is a row in OUT/problems.csv, the rest goes on.
+
+    Example: `its2clr cohort features labels.csv cohorts/uni --features trident/20x_256px_0px_overlap/features_uni_v1`
+
+    Of a run's own encoder: `its2clr cohort features cohorts/simclr --from-run runs/mine --encoder simclr`
+    """
+    from its2clr.cohort.feature_cohort import pack_features, read_feature_manifest
+    from its2clr.engine.progress import ProgressBar
+    from its2clr.pipeline import open_run
+    from its2clr.run_features import pack_run_features
+
+    if len(paths) != (2 if from_run is None else 1) or (features is None) == (from_run is None):
+        raise InputError(
+            "give `its2clr cohort features MANIFEST OUT --features DIR`, or `... cohort features OUT --from-run RUN`"
+        )
+    if from_run is not None:
+        summary = pack_run_features(open_run(from_run), encoder, paths[0])
+    else:
+        assert features is not None
+        bags = read_feature_manifest(paths[0], features, labelled=not unlabelled, slides_root=slides_root)
+        with ProgressBar(console=console).start("pack", len(bags.bags), "bags") as progress:
+            summary = pack_features(
+                bags,
+                paths[1],
+                coords=coords,
+                seed=seed,
+                fractions=fractions,
+                workers=workers,
+                progress=progress.reach,
+            )
+    for line in summary.lines():
+        say(line)
+
+
+def synthetic(
+    out: NewCohortArgument,
+    size: SizeOption = "small",
+    seed: SeedOption = 0,
+    settings: SetOption = None,
+    workers: WorkersOption = None,
+) -> None:
+    """Draw procedural slides with instance ground truth: the embedded cohort."""
+    from its2clr.cohort.synthetic import make_synthetic
+    from its2clr.config import parse_override
+    from its2clr.engine.progress import ProgressBar
+
+    overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
+    with ProgressBar(console=console).start("draw", 1, "bags") as progress:
+        summary = make_synthetic(out, size=size, seed=seed, workers=workers, progress=progress.reach, **overrides)
+    console.print(
+        f"{summary.folder}: {summary.bags} bags ({summary.positive_bags} positive), {summary.instances} tiles",
+        soft_wrap=True,
+    )
+
+
+def resample(
+    cohort: Annotated[Path, typer.Argument(help="Folder of a cohort, as `its2clr cohort` makes it.")],
+    out: NewCohortArgument,
+    keep_negatives: Annotated[float, typer.Option(help="Share of negatives kept: less raises the witness rate.")] = 1.0,
+    keep_positives: Annotated[float, typer.Option(help="Share of positives kept: less lowers the witness rate.")] = 1.0,
+    all_bags: Annotated[bool, typer.Option("--all-bags", help="Drop negatives from negative bags too.")] = False,
+    sub_bag_size: Annotated[int | None, typer.Option(help="Divide larger bags into ones of about this size.")] = None,
+    seed: SeedOption = 0,
+    workers: WorkersOption = None,
+) -> None:
+    """Change the witness rate of a cohort with ground truth, or divide its bags (appendix A.4 of the paper)."""
+    from its2clr.cohort import Cohort
+    from its2clr.cohort.resample import resample_cohort
+
+    summary = resample_cohort(
+        Cohort.open(cohort),
+        out,
+        keep_negatives=keep_negatives,
+        keep_positives=keep_positives,
+        negative_bags=all_bags,
+        sub_bag_size=sub_bag_size,
+        seed=seed,
+        workers=workers,
+    )
+    console.print(
+        f"{out}: {summary.bags} bags, {summary.instances} instances; witness rate "
+        f"{summary.witness_rate_before:.3f} -> {summary.witness_rate_after:.3f}",
+        soft_wrap=True,
+    )

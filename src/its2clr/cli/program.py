@@ -1,0 +1,96 @@
+"""The program `its2clr`: its commands in the order of `its2clr --help`, and how it ends."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from its2clr import __version__
+from its2clr.cli import checks, cohort, experiments, results, training
+from its2clr.cli.output import console, is_first_process
+from its2clr.errors import Its2clrError
+
+INTERRUPTED = 130
+"""Exit code of a command stopped by Ctrl-C."""
+COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": training.demo,
+    "fit": training.fit,
+    "pretrain": training.pretrain,
+    "extract": training.extract,
+    "aggregate": training.aggregate,
+    "refine": training.refine,
+    "correct": training.correct,
+    "end-to-end": training.end_to_end,
+    "evaluate": training.evaluate,
+    "view": results.view,
+    "reproduce": experiments.reproduce,
+    "report": results.report,
+    "bench": experiments.bench,
+    "map": results.map_,
+    "geojson": results.geojson,
+    "doctor": checks.doctor,
+    "predict": results.predict,
+    "export": results.export,
+    "weights": checks.weights,
+    "recipes": checks.recipes,
+}
+COHORT_COMMANDS: dict[str, Callable[..., None]] = {
+    "images": cohort.images,
+    "slides": cohort.slides,
+    "features": cohort.features,
+    "synthetic": cohort.synthetic,
+    "resample": cohort.resample,
+}
+
+app = typer.Typer(
+    name="its2clr",
+    help="Learn, from bag labels alone, tile representations, a bag classifier and a map of the positives (ItS2CLR).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+cohort_app = typer.Typer(help="Make a cohort: one folder of packed tiles and bag labels.", no_args_is_help=True)
+app.add_typer(cohort_app, name="cohort")
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+for name, command in COHORT_COMMANDS.items():
+    cohort_app.command(name)(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        console.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one message and exit code 2."""
+    try:
+        app()
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED and is_first_process():
+            Console(stderr=True, highlight=False).print("stopped; the same command goes on where it stopped")
+        raise
+    except KeyboardInterrupt:  # a second one, while the first was being handled
+        sys.exit(INTERRUPTED)
+    except (Its2clrError, OSError, MemoryError, RuntimeError) as error:
+        ours = isinstance(error, Its2clrError | OSError | MemoryError)
+        if "--debug" in sys.argv or not (ours or "out of memory" in str(error)):
+            raise
+        advice = "" if ours else "\nLower pretrain.batch_size, refine.batch_size or engine.extract_batch_size."
+        if is_first_process():
+            Console(stderr=True, highlight=False).print(f"error: {error}{advice}", markup=False, soft_wrap=True)
+        sys.exit(2)

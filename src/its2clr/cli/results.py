@@ -1,0 +1,215 @@
+"""Commands that show what a run found, apply it to new bags and hand it on."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from its2clr.cli.options import (
+    BagOption,
+    DefaultMppOption,
+    LimitOption,
+    ModelOption,
+    ScoredArgument,
+    ScoredSplitOption,
+    WorkersOption,
+)
+from its2clr.cli.output import console, is_first_process, say
+from its2clr.errors import InputError
+
+
+def view(
+    run: Annotated[Path, typer.Argument(help="Folder of an evaluated run.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; any but this machine's own needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(help="What a browser must show; default: none here, a new one for other hosts.")
+    ] = None,
+    open_browser: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Open a browser; default: where there is a screen.")
+    ] = None,
+) -> None:
+    """Walk through a run in the browser: bags with scores, slides with heat, rounds, instances and their neighbours.
+
+    Nothing leaves this machine, and no network is needed. Press ? in the browser for the keys.
+
+    Example: `its2clr view runs/demo`
+
+    On a server, best through a tunnel: `ssh -t -L 8000:localhost:8000 server its2clr view runs/mine`. To be reached by
+    others: `its2clr view runs/mine --host 0.0.0.0`; the address it prints holds a token, without which nobody gets in.
+    """
+    from its2clr.results.viewer.serve import serve
+
+    serve(run, host=host, port=port, token=token, open_browser=open_browser, say=say)
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run: finished, still going, stopped or failed.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; default: RUN/report.html.")] = None,
+) -> None:
+    """Write one self-contained HTML page about a run: results, curves, tiles, mistakes, training, settings.
+
+    The page needs no network and can be mailed or printed as it is. Of a run that was not evaluated it shows what
+    there is, says what is missing and which command goes on; no test label is read for it.
+
+    Example: `its2clr report runs/mine --out mine.html`
+    """
+    from its2clr.results.report import write_report
+
+    say(f"report in {write_report(run, out)}")
+
+
+def map_(
+    run: ScoredArgument,
+    bags: BagOption = None,
+    split: ScoredSplitOption = None,
+    limit: LimitOption = 8,
+    models: ModelOption = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="Another run on the same cohort, such as an ablation; repeatable.")
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Probability below which the map is transparent; 0.2 in the paper.")
+    ] = 0.2,
+    out: Annotated[Path | None, typer.Option(help="Folder for the pictures; default: RUN/maps.")] = None,
+    longest: Annotated[int, typer.Option(help="Pixels of the longer side of each panel.")] = 1600,
+    full_scale: Annotated[
+        bool, typer.Option("--full-scale", help="Also write pyramidal OME-TIFF overlays for QuPath, napari, OpenSlide.")
+    ] = False,
+    factor: Annotated[
+        int | None,
+        typer.Option(min=1, help="Slide pixels per overlay pixel; default: up to 16, so that tiles end on pixels."),
+    ] = None,
+) -> None:
+    """Draw where the models see positives: image, ground truth and one map per model, side by side.
+
+    Leaves OUT/maps.png (several bags), OUT/bags (a picture per bag) and, with --full-scale, OUT/overlays.
+    RUN may also be what `its2clr predict` wrote.
+
+    Example: `its2clr map runs/mine --bag case-7 --full-scale`
+
+    Ablations beside: `its2clr map runs/mine --beside runs/no-iteration --beside runs/no-pacing`
+    """
+    from its2clr.engine.progress import ProgressBar
+    from its2clr.results.maps import models_beside, write_maps, write_overlays
+    from its2clr.results.source import open_source
+
+    source = open_source(run)
+    chosen = source.choose_bags(bags, split, limit)
+    shown = models_beside(source, source.choose_models(models), beside or [])
+    folder = _folder(out or run / "maps")
+    with ProgressBar(console=console).start("map", len(chosen), "bags") as progress:
+        sheet = write_maps(source, chosen, shown, folder, threshold=threshold, longest=longest, progress=progress.reach)
+    say(f"{len(chosen)} bags in {sheet.parent / 'bags'}, at a glance: {sheet}")
+    if full_scale:
+        with ProgressBar(console=console).start("overlay", len(chosen), "bags") as progress:
+            place = write_overlays(
+                source, chosen, shown, folder, threshold=threshold, factor=factor, progress=progress.reach
+            )
+        say(f"overlays in {place}")
+
+
+def geojson(
+    run: ScoredArgument,
+    bags: BagOption = None,
+    split: ScoredSplitOption = None,
+    limit: LimitOption = 0,
+    models: ModelOption = None,
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Least probability of what is positive.")] = 0.5,
+    only: Annotated[Literal["regions", "tiles"] | None, typer.Option(help="Leave the other part out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the files; default: RUN/geojson.")] = None,
+) -> None:
+    """Write tiles with their probabilities and merged positive regions as GeoJSON, one file per bag, for QuPath.
+
+    In QuPath: open the slide, drag the file onto it. RUN may also be what `its2clr predict` wrote. Classes and regions
+    are those of the first --model, by default of the refined one.
+
+    Example: `its2clr geojson runs/mine --bag case-7 --threshold 0.5`
+    """
+    from its2clr.engine.progress import ProgressBar
+    from its2clr.results.geojson import write_geojsons
+    from its2clr.results.source import open_source
+
+    source = open_source(run)
+    chosen = source.choose_bags(bags, split, limit)
+    shown = source.choose_models(models) if models else source.best_first
+    folder = _folder(out or run / "geojson")
+    with ProgressBar(console=console).start("geojson", len(chosen), "bags") as progress:
+        write_geojsons(source, chosen, shown, folder, threshold=threshold, only=only, progress=progress.reach)
+    say(f"{len(chosen)} files in {folder}")
+
+
+def predict(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model file (model.its2clr) or the folder of a run.")
+    ],
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Slides, folders of slides, folders of images, a manifest (CSV), or packed cohorts; any number.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the predictions; the same command again does not cut tiles twice.")
+    ] = Path("predictions"),
+    default_mpp: DefaultMppOption = None,
+    workers: WorkersOption = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the machine, e.g. `--set engine.accelerator=cpu`, or `plugins`."),
+    ] = None,
+) -> None:
+    """Predict new slides, image folders or cohorts with a trained model; labels are not needed and not looked at.
+
+    Slides are tiled, and images packed, as the model's own training cohort was. A folder of images is one bag, a folder
+    of such folders is one bag each, and a folder of slides, searched with all folders below, is one bag for each slide.
+    What does not fit the model is a row in OUT/problems.csv, the rest goes on.
+
+    OUT/predictions.csv has one row per bag: `probability` (as `its2clr evaluate` gives it), `calibrated_probability`
+    (calibrated on validation bags) and `predicted_label` (by the threshold that validation chose).
+    OUT/instances.parquet has one row per tile, with its place at level 0.
+
+    RUN/model.its2clr is all that another machine needs besides its2clr itself.
+
+    Example: `its2clr predict runs/mine/model.its2clr scans/ case-7.svs --out predictions/monday`
+    """
+    from its2clr.results.predict import predict as predict_
+
+    predicted = predict_(
+        model, inputs, out, default_mpp=default_mpp, workers=workers, overrides=settings or [], quiet=False
+    )
+    if is_first_process():
+        for line in predicted.lines():
+            say(line)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(help="Folder to make; nothing that exists is overwritten.")],
+    encoder: Annotated[str, typer.Option(help="its2clr, simclr or end_to_end.")] = "its2clr",
+    formats: Annotated[str, typer.Option(help="Of timm, onnx and features, with commas between.")] = "timm",
+    licence: Annotated[
+        str | None, typer.Option("--license", help="Licence of the weights, for the model card; yours to state.")
+    ] = None,
+) -> None:
+    """Write a run's encoder for other software, with a model card.
+
+    `timm`: weights and config that timm loads without its2clr. `onnx`: one file, uint8 tiles in, features out.
+    `features`: those of the run's cohort in TRIDENT's folders, as torchmil reads them.
+
+    Example: `its2clr export runs/mine --out exports/mine --formats timm,onnx,features`
+    """
+    from its2clr.results.encoder_export import export_encoder
+
+    names = [name.strip() for name in formats.split(",") if name.strip()]
+    folder = export_encoder(run, out, encoder, names, licence, quiet=False)
+    say(f"{encoder} exported ({', '.join(names)}) to {folder}")
+
+
+def _folder(path: Path) -> Path:
+    if path.is_file():
+        raise InputError(f"{path}: is a file; give a folder")
+    return path

@@ -1,0 +1,217 @@
+"""Commands that train and evaluate: every stage of a run, all of them at once, or one alone."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from its2clr.cli.cohort import synthetic
+from its2clr.cli.options import OptionalCohort, RecipeOption, RunOption, SeedOption, SetOption, SizeOption
+from its2clr.cli.output import console, is_first_process, say
+from its2clr.errors import InputError
+
+if TYPE_CHECKING:
+    from its2clr.stages import Stages
+
+
+def demo(
+    run: RunOption = Path("runs/demo"),
+    size: SizeOption = "small",
+    recipe: RecipeOption = "demo",
+    settings: SetOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Draw the embedded cohort, run every stage on it, print SimCLR against ItS2CLR and draw maps of positive bags.
+
+    Takes a few minutes on two CPU cores. Open RUN/report.html to see how it went; maps are in RUN/maps, numbers in
+    RUN/results.json.
+    """
+    cohort = run / "cohort"
+    synthetic(cohort, size, seed)
+    fit(cohort, run, recipe, [f"seed={seed}", *(settings or [])])
+    if is_first_process():
+        from its2clr.results.maps import SHEET_BAGS, write_maps
+        from its2clr.results.source import open_source
+
+        source = open_source(run)
+        bags = source.choose_bags(None, "test", SHEET_BAGS)
+        sheet = write_maps(source, bags, source.usual, run / "maps", threshold=0.2)
+        say(f"maps of {len(bags)} test bags, positive ones first: {sheet}")
+
+
+def fit(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/fit"),
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Run every stage: pretrain, aggregate, refine, aggregate, evaluate; and write RUN/report.html.
+
+    Example: `its2clr fit cohorts/mine --out runs/mine --recipe malaria-smears`
+    """
+    _fit_and_evaluate(_stages(cohort, run, recipe, settings))
+
+
+def pretrain(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/fit"),
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Self-supervised start on the training tiles; leaves RUN/checkpoints/encoder-simclr.safetensors.
+
+    SimCLR, or with `--set pretrain.method=moco` (byol, dino, bag_labels) another start.
+    """
+    _stages(cohort, run, recipe, settings).pretrain()
+
+
+def extract(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/fit"),
+    encoder: Annotated[str, typer.Option(help="simclr, its2clr or end_to_end.")] = "its2clr",
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Write the features of every bag (TRIDENT layout) to RUN/features/ENCODER."""
+    from its2clr.cohort import Cohort
+
+    stages = _stages(cohort, run, recipe, settings)
+    unlabelled = Cohort.open(stages.run.cohort).without_labels()
+    for split in sorted(set(unlabelled.bags["split"])):
+        stages.features(encoder, unlabelled.split(split))
+    stages.engine.say(f"extract: {len(unlabelled)} bags in {stages.run.path / 'features' / encoder}")
+
+
+def aggregate(
+    cohort: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder of a cohort, or with --labels of feature files; may be left out for a run that has begun."
+        ),
+    ] = None,
+    run: RunOption = Path("runs/fit"),
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose features: simclr, its2clr or end_to_end; default: its2clr, of a new run on features "
+            "the features themselves."
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="Table with bag_id and label: COHORT is a folder of feature files (TRIDENT, CLAM, STAMP)."),
+    ] = None,
+    coords: Annotated[
+        Path | None, typer.Option(help="With --labels: folder of CLAM's `patches`, if not beside the features.")
+    ] = None,
+    aggregators: Annotated[
+        list[str] | None,
+        typer.Option("--aggregator", help="Another aggregator than the run's; may be repeated to compare several."),
+    ] = None,
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Train the aggregator on an encoder's frozen features, once per retraining seed.
+
+    Several over the same features: `its2clr aggregate --out runs/mine --aggregator max --aggregator transformer`,
+    then `its2clr evaluate runs/mine`.
+
+    On features made elsewhere: `its2clr aggregate features_uni_v1/ --labels labels.csv --out runs/uni`.
+    """
+    if labels is not None:
+        from its2clr.run_features import cohort_of_features
+
+        if cohort is None:
+            raise InputError("--labels: name the folder of feature files, `its2clr aggregate FEATURES --labels TABLE`")
+        cohort = cohort_of_features(cohort, labels, run, coords, say)
+    stages = _stages(cohort, run, recipe, settings)
+    chosen = encoder or stages.usual_encoder()
+    for name in aggregators or [stages.config.aggregator.name]:
+        stages.aggregate(chosen, name)
+
+
+def refine(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/fit"),
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Algorithm 1: refine the pretrained encoder with pseudo labels (pretrains first if needed)."""
+    _stages(cohort, run, recipe, settings).refine()
+
+
+def correct(
+    run: Annotated[Path, typer.Argument(help="Folder of the run that was looked at.")],
+    corrections: Annotated[Path, typer.Argument(help="Folder with a GeoJSON file per corrected bag.")],
+    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
+    encoder: Annotated[str, typer.Option(help="Encoder to start from: its2clr or simclr.")] = "its2clr",
+) -> None:
+    """Refine again with a person's corrections: tiles marked as truly positive or negative are trusted.
+
+    In QuPath, give areas or tiles the class `Confirmed positive` or `Confirmed negative` and export each slide as
+    GeoJSON, named like its bag. Only training bags count; the new run keeps cohort and settings of the other.
+
+    Example: `its2clr correct runs/mine corrections/ --out runs/corrected`
+    """
+    from its2clr.pipeline import open_corrected
+
+    _fit_and_evaluate(open_corrected(run, corrections, out, encoder))
+
+
+def end_to_end(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/end-to-end"),
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Train encoder and aggregator together on whole bags, from SimCLR weights or from scratch: a baseline.
+
+    Large bags fit: `--set end_to_end.tiles_per_pass=64` keeps the activations of 64 tiles in memory at a time.
+    From scratch: `--set end_to_end.start=scratch`. From the weights of another run: `--set pretrain.start=runs/mine`.
+    """
+    stages = _stages(cohort, run, recipe, settings)
+    stages.end_to_end()
+    _evaluate(stages)
+
+
+def evaluate(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Measure a finished run on its test bags; the only command that reads test labels."""
+    _evaluate(_stages(None, run, None, None))
+
+
+def _stages(cohort: Path | None, run: Path, recipe: str | None, settings: list[str] | None) -> "Stages":
+    from its2clr.pipeline import open_run
+
+    return open_run(run, cohort, recipe, settings or [])
+
+
+def _fit_and_evaluate(stages: "Stages") -> None:
+    from its2clr.results.report import reported
+
+    with reported(stages.run.path, stages.engine.say, enabled=stages.engine.is_writer):
+        stages.fit()
+        _evaluate(stages)
+
+
+def _evaluate(stages: "Stages") -> None:
+    from its2clr.engine.memory import said_peak_memory
+    from its2clr.evaluation.frozen import evaluate, results_rows
+    from its2clr.results.export import export_model
+
+    results = evaluate(stages)
+    if not stages.engine.is_writer:
+        return
+    exported = export_model(stages.run.path)
+    table = Table(title="Test bags: mean (deviation over retrainings) [95% interval over bags]")
+    for heading in ("", "bag AUC", "instance AUC"):
+        table.add_column(heading, no_wrap=True)
+    for row in results_rows(results):
+        table.add_row(*row)
+    Console(highlight=False, width=max(console.width, 100)).print(table)
+    for warning in results.get("health", {}).get("warnings", ()):
+        say(f"warning: {warning}")
+    stages.engine.say(said_peak_memory(stages.engine.device))
+    say(f"results in {stages.run.path / 'results.json'}")
+    say(f"model in {exported}: `its2clr predict` needs nothing else")
