@@ -59,11 +59,10 @@ def images(
             fractions=fractions,
             progress=progress.reach,
         )
-    console.print(
+    say(
         f"{summary.path}: {summary.n_bags} bags, {summary.n_instances} images; {summary.n_packed} bags packed now, "
         f"{summary.n_skipped} were there; left out: {summary.n_images_left_out} images, "
-        f"{len(summary.bags_left_out)} bags" + (" (problems.csv says why)" if summary.n_images_left_out else ""),
-        soft_wrap=True,
+        f"{len(summary.bags_left_out)} bags" + (" (problems.csv says why)" if summary.n_images_left_out else "")
     )
 
 
@@ -254,10 +253,7 @@ def synthetic(
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
     with ProgressBar(console=console).start("draw", 1, "bags") as progress:
         summary = make_synthetic(out, size=size, seed=seed, workers=workers, progress=progress.reach, **overrides)
-    console.print(
-        f"{summary.folder}: {summary.bags} bags ({summary.positive_bags} positive), {summary.instances} tiles",
-        soft_wrap=True,
-    )
+    say(f"{summary.folder}: {summary.bags} bags ({summary.positive_bags} positive), {summary.instances} tiles")
 
 
 def resample(
@@ -284,8 +280,7 @@ def resample(
         seed=seed,
         workers=workers,
     )
-    console.print(
+    say(
         f"{out}: {summary.bags} bags, {summary.instances} instances; witness rate "
-        f"{summary.witness_rate_before:.3f} -> {summary.witness_rate_after:.3f}",
-        soft_wrap=True,
+        f"{summary.witness_rate_before:.3f} -> {summary.witness_rate_after:.3f}"
     )

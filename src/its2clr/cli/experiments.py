@@ -102,7 +102,7 @@ def bench(
     groups = only or list(GROUPS)
     if unknown := set(groups) - set(GROUPS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: not one of {', '.join(GROUPS)}", param_hint="--only")
-    found = run_benchmarks(chosen, config, lambda text: console.print(text, highlight=False, soft_wrap=True), groups)
+    found = run_benchmarks(chosen, config, say, groups)
     if out is not None:
         found = joined(read_json(out), found) if only and out.exists() else found
         write_json(out, found)
@@ -115,9 +115,7 @@ def bench(
         table.add_row(name, f"{value:.2f}")
     console.print(table)
     if update := found.get("update_seconds"):
-        console.print(
-            f"one pseudo-label update on {update['tiles']:.0f} tiles: {update['update']:.1f} s", highlight=False
-        )
+        say(f"one pseudo-label update on {update['tiles']:.0f} tiles: {update['update']:.1f} s")
     if projected := found.get("simclr_600_epochs_of_250000_tiles"):
         hours = projected["hours, projected"]
-        console.print(f"the paper's SimCLR (600 epochs of 250,000 tiles) at this rate: {hours:.1f} h", highlight=False)
+        say(f"the paper's SimCLR (600 epochs of 250,000 tiles) at this rate: {hours:.1f} h")
