@@ -438,4 +438,5 @@ def write_features(
             tile_size=tiles.tile_size,
             tile_size_level0=tiles.tile_size_level0,
             mpp=tiles.mpp,
+            overlap=tiles.overlap,
         )
