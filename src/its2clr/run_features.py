@@ -48,7 +48,7 @@ def pack_run_features(stages: Stages, encoder: str, out: Path) -> FeatureSummary
         values, offsets = features[name].cpu().numpy(), part.offsets()
         for number, bag_id in enumerate(part.bags["bag_id"].tolist()):
             tiles = part.tile_file(bag_id)
-            kept = ("mpp_level0", "annotation")
+            kept = ("mpp_level0", "annotation", "magnification")
             write_feature_tiles(
                 tile_path(out, bag_id),
                 values[offsets[number] : offsets[number + 1]],
@@ -60,7 +60,10 @@ def pack_run_features(stages: Stages, encoder: str, out: Path) -> FeatureSummary
                 tile_size_level0=tiles.tile_size_level0,
                 mpp=tiles.mpp,
                 source=tiles.source,
-                attributes={key: tiles.attributes[key] for key in kept if key in tiles.attributes},
+                attributes={
+                    **{key: tiles.attributes[key] for key in kept if key in tiles.attributes},
+                    **({} if tiles.overlap is None else {"overlap": tiles.overlap}),
+                },
             )
     write_problems(out, [])
     write_bags(out, pd.DataFrame(cohort.bags))

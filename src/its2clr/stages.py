@@ -110,7 +110,7 @@ class Stages:
             self.engine.say("pretrain: the cohort holds features, which are the start")
         elif config.epochs > 0:
             if config.method == "dino" and config.dino.local_size is not None:
-                check_tile_size(network.encoder, config.dino.local_size)
+                check_tile_size(network.encoder, config.dino.local_size, crops=True)
             self.engine.say(f"pretrain: {config.method} on {len(self.train.tiles)} training tiles")
             with self.run.lock(), memory_advice("pretrain"):
                 network = pretrain(
@@ -438,4 +438,5 @@ def write_features(
             tile_size=tiles.tile_size,
             tile_size_level0=tiles.tile_size_level0,
             mpp=tiles.mpp,
+            overlap=tiles.overlap,
         )

@@ -18,7 +18,15 @@ def grid(columns: int, rows: int, start: tuple[int, int] = (128, 256)) -> NDArra
     return np.stack([x.ravel() * TILE + start[0], y.ravel() * TILE + start[1]], axis=1)
 
 
-def trident(path: Path, features: NDArray[np.float32], coords: NDArray[np.int64], *, batched: bool = False) -> None:
+def trident(
+    path: Path,
+    features: NDArray[np.float32],
+    coords: NDArray[np.int64],
+    *,
+    batched: bool = False,
+    magnification: float = 10,
+    overlap: int = 0,
+) -> None:
     """As TRIDENT's `extract_patch_features` saves: attributes on both datasets."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as h5:
@@ -29,9 +37,9 @@ def trident(path: Path, features: NDArray[np.float32], coords: NDArray[np.int64]
             {
                 "patch_size": 32,
                 "patch_size_level0": TILE,
-                "level0_magnification": 20,
-                "target_magnification": 10,
-                "overlap": 0,
+                "level0_magnification": 2 * magnification,
+                "target_magnification": magnification,
+                "overlap": overlap,
                 "name": path.stem,
                 "savetodir": str(path.parent),
             }

@@ -89,6 +89,30 @@ def test_our_own(tmp_path: Path, features: NDArray[np.float32]) -> None:
     check_places(found)
 
 
+def test_overlap_and_magnification_are_said_or_measured(tmp_path: Path, features: NDArray[np.float32]) -> None:
+    denser = COORDS - (COORDS // TILE) * 16  # 48 px from tile to tile of 64
+    trident(tmp_path / "trident.h5", features, COORDS, magnification=5, overlap=8)
+    clam(tmp_path / "clam" / "a.h5", features, denser, patches=tmp_path / "clam" / "patches")
+    clam(tmp_path / "bare" / "a.h5", features, denser, patches=None)
+    clam(tmp_path / "lone" / "a.h5", features[:1], COORDS[:1], patches=tmp_path / "lone" / "patches")
+    stamp(tmp_path / "stamp.h5", features, COORDS)
+    file = FeatureFile(features, COORDS, "resnet18")
+    write_feature_file(
+        tmp_path / "own.h5", file, bag_id="a", tile_size=32, tile_size_level0=TILE, mpp=2 * MPP, overlap=4
+    )
+    expected = {
+        "trident.h5": (5.0, 8),
+        "clam/a.h5": (None, 4),  # 16 of 64 px at level 0, in tiles of 16 px
+        "bare/a.h5": (None, None),  # its tiles are only taken to be as wide as their distance
+        "lone/a.h5": (None, None),
+        "stamp.h5": (70.0, 0),  # 32 um of 224 px
+        "own.h5": (None, 4),  # it says its mpp
+    }
+    for name, wanted in expected.items():
+        found = read_foreign_features(tmp_path / name)
+        assert (found.magnification, found.overlap) == wanted, name
+
+
 def test_what_cannot_be_used_says_why(tmp_path: Path, features: NDArray[np.float32]) -> None:
     def refused(name: str, said: str) -> None:
         with pytest.raises(FeatureProblem, match=said):

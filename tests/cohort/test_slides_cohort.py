@@ -101,6 +101,15 @@ def test_tile_files_hold_the_pixels_of_their_place(slides, tmp_path):
     assert tiles.labels is None
 
 
+def test_tile_files_say_how_far_tiles_overlap(slides, tmp_path):
+    slide = read_slide_manifest(slides).slides[4]
+    pack_slide(slide, tmp_path / "out", replace(SETTINGS, overlap=5))
+    tiles = read_tiles(tile_path(tmp_path / "out", slide.bag_id))
+    assert (tiles.overlap, tiles.magnification) == (5, 10)
+    by_step = replace(tiles, attributes={key: value for key, value in tiles.attributes.items() if key != "overlap"})
+    assert by_step.overlap == 5  # 54 px at level 0 from tile to tile of 64
+
+
 def test_a_changed_slide_and_a_lost_picture_are_made_again(slides, tmp_path, scheduler):
     out = tmp_path / "out"
     manifest = read_slide_manifest(slides)

@@ -2,11 +2,11 @@ import pytest
 import torch
 from tests.conftest import TINY
 
-from its2clr.config import EncoderConfig, resolve_config
+from its2clr.config import EncoderConfig, parse_override, resolve_config
 from its2clr.encoders import create_encoder, extract_features
 from its2clr.encoders.encoder import check_tile_size
 from its2clr.encoders.extraction import pass_size
-from its2clr.encoders.weights import create_network, load_network, save_network
+from its2clr.encoders.weights import check_same_network, create_network, load_network, save_network
 from its2clr.engine.devices import Engine
 from its2clr.engine.files import hash_files
 from its2clr.engine.tiles import TileStore
@@ -100,6 +100,40 @@ def test_an_encoder_that_cannot_take_the_tiles_is_said():
     check_tile_size(encoder, 64)
     with pytest.raises(InputError, match=r"tiles of 32 x 32 pixels"):
         check_tile_size(encoder, 32)
+
+
+def test_a_vit_for_another_size_of_tiles_is_said_with_its_size():
+    encoder = create_encoder("vit_tiny_patch16_224", img_size=64, depth=1)
+    with pytest.raises(
+        InputError, match=r"96 x 96 pixels: it is built for 64 x 64\. Set encoder\.options\.img_size=96"
+    ):
+        check_tile_size(encoder, 96)
+    with pytest.raises(InputError, match=r"crops of 32 x 32 .* Set encoder\.options\.dynamic_img_size=true"):
+        check_tile_size(encoder, 32, crops=True)
+    several = create_encoder("vit_tiny_patch16_224", img_size=64, depth=1, dynamic_img_size=True)
+    check_tile_size(several, 96)
+    with pytest.raises(InputError, match=r"divisible by patch size"):
+        check_tile_size(several, 50)
+
+
+def test_a_start_for_another_size_of_tiles_names_the_way(tmp_path):
+    vit = ["encoder.name=vit_tiny_patch16_224", "encoder.options={depth: 1, img_size: 64}"]
+    config = resolve_config(None, dict(parse_override(text) for text in vit))
+    save_network(tmp_path / "vit.safetensors", create_network(config), config, {})
+    check_same_network(tmp_path / "vit.safetensors", config)
+    other = config.model_copy(
+        update={"encoder": config.encoder.model_copy(update={"options": {"depth": 1, "img_size": 96}})}
+    )
+    with pytest.raises(
+        InputError, match=r"other settings of encoder\.options .* give it as encoder\.weights=.*resampled"
+    ):
+        check_same_network(tmp_path / "vit.safetensors", other)
+    deeper = config.model_copy(
+        update={"encoder": config.encoder.model_copy(update={"options": {"depth": 2, "img_size": 64}})}
+    )
+    with pytest.raises(InputError, match=r"other settings of encoder\.options") as refused:
+        check_same_network(tmp_path / "vit.safetensors", deeper)
+    assert "resampled" not in str(refused.value)
 
 
 def test_trying_the_tile_size_changes_nothing():

@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 
 from its2clr.cli import app
 from its2clr.config import EncoderConfig, ProjectorConfig, RunConfig, resolve_config
+from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.foreign import load_weights, match_weights, report_weights
 from its2clr.encoders.weight_files import read_weights, released_with, with_constants
 from its2clr.encoders.weights import create_network, save_network
 from its2clr.errors import InputError
+from its2clr.results.encoder_export.timm_folder import write_timm_folder
 
 TILES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)).double()
 VIT = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 2}
@@ -223,6 +225,34 @@ def test_dino_from_timm_takes_the_teacher_and_fits_another_tile_size(tmp_path):
     assert report.resized == ("pos_embed 1x17x48 -> 1x37x48",)
     by_timm = timm.models.vision_transformer.checkpoint_filter_fn(teacher.state_dict(), network.encoder.backbone)
     assert torch.equal(network.encoder.backbone.pos_embed, by_timm["pos_embed"])
+
+
+def test_an_exported_vit_for_another_image_size(tmp_path):
+    """Positions are resampled to the size that is set, and the report says so; the file's own size is no advice."""
+    name = "vit_small_patch16_224"
+    config = EncoderConfig(name=name, options=VIT)
+    source = create_encoder(config)
+    write_timm_folder(tmp_path, source, config, 64)
+    for size in (64, [64, 64]):
+        _, report, network = loaded(tmp_path, name=name, options={**VIT, "img_size": size})
+        assert report.notes == report.resized == ()
+        assert torch.equal(network.float().encoder.backbone.pos_embed, source.backbone.pos_embed)
+    config = settings(name=name, options={**VIT, "img_size": 96})
+    network = create_network(config)
+    report = load_weights(network, read_weights(tmp_path), config.encoder)
+    assert report.resized == ("pos_embed 1x17x48 -> 1x37x48",)
+    (note,) = report.notes
+    assert (
+        "of 4 x 4 patches (images of 64 px), are resampled to the 6 x 6 (96 px) that this encoder is built for" in note
+    )
+    assert "encoder.options.img_size=64 would take them as they are" in note
+    assert network.encoder(torch.rand(2, 3, 96, 96)).shape == (2, 48)
+
+    without = {key: value for key, value in VIT.items() if key != "img_size"}
+    config = settings(name=name, options={**without, "dynamic_img_size": True})
+    (note,) = load_weights(create_network(config), read_weights(tmp_path), config.encoder).notes
+    assert "to the 14 x 14 (224 px) that this encoder is built for, and again for tiles of another size" in note
+    assert "encoder.options.img_size=64 spares the first" in note
 
 
 def test_options_that_a_vit_needs_are_named(tmp_path):

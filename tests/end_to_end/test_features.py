@@ -254,6 +254,32 @@ def test_a_runs_own_features_become_a_cohort(evaluated_run: Path, tmp_path: Path
     np.testing.assert_array_equal(stages.features("simclr", split).features.numpy(), held.features.numpy())
 
 
+def test_an_adapter_is_no_weights_and_says_what_it_is_for(run: Path, tmp_path: Path) -> None:
+    stages = open_run(tmp_path / "run", run / "cohort", None, {**SETTINGS, "refine.epochs": 2}, quiet=True)
+    stages.refine()
+    refined = tmp_path / "run" / "checkpoints" / "encoder-its2clr.safetensors"
+    start = "pretrain.start=RUN/checkpoints/encoder-its2clr.safetensors"
+    for path, kind, said in (
+        (run / "model.its2clr", "model", (f"its2clr predict {run / 'model.its2clr'} FEATURES", start)),
+        (refined, "checkpoint", ("its2clr predict RUN FEATURES", f"pretrain.start={refined}")),
+        (refined.with_name("refine.safetensors"), "training state", ("its2clr predict RUN FEATURES", start)),
+    ):
+        result = CliRunner().invoke(app, ["weights", str(path)])
+        assert isinstance(result.exception, InputError)
+        message = str(result.exception)
+        assert f"is the {kind} of an adapter over features" in message
+        assert f"takes {DIM} features per tile" in message
+        assert all(words in message for words in said)
+        assert "encoder.name" not in message
+    # the advice holds
+    again = {**SETTINGS, "pretrain.start": str(refined)}
+    open_run(tmp_path / "again", run / "cohort", None, again, quiet=True).pretrain()
+    one, other = (
+        load_checkpoint(path)[0] for path in (refined, tmp_path / "again/checkpoints/encoder-simclr.safetensors")
+    )
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
 def make_features(folder: Path) -> Path:
     """A cohort of features with ground truth: a weak signal among strong features that mean nothing."""
     generator = np.random.default_rng(3)

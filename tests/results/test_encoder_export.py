@@ -237,8 +237,9 @@ def test_tiles_without_a_scale_have_no_magnification(tmp_path):
         run=SimpleNamespace(cohort=tmp_path / "cohort"),
         features=lambda encoder, part: SimpleNamespace(features=torch.ones(part.n_instances, 4)),
     )
-    base = write_trident(tmp_path / "out", stages, "simclr")
+    base, notes = write_trident(tmp_path / "out", stages, "simclr")
     assert base.name == "16px_0px_overlap"
+    assert notes == ("no magnification: the cohort does not know the scale (mpp) of all its tiles",)
     files = sorted(path.relative_to(base).as_posix() for path in base.rglob("*.h5"))
     assert files == [
         "features_simclr/a%20b.h5",

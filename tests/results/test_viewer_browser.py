@@ -426,6 +426,54 @@ def test_both_schemes_and_small_windows_hold_everything(served, browser, scheme)
     assert watched.wrong == []
 
 
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1000, 480), (800, 700), (700, 700)])
+def test_the_heading_of_a_bag_is_whole_in_narrow_windows(hostile, watched, width, height):
+    watched.page.set_viewport_size({"width": width, "height": height})
+    page = watched.open(f"{hostile.address}?token=k")
+    for name in sorted(HOSTILE):
+        page.keyboard.press("j")
+        wait_for_bag(page, name)
+        cut = page.evaluate(
+            """() => {
+              const heading = document.getElementById('heading'), room = heading.getBoundingClientRect();
+              return [...heading.children].filter((one) => {
+                const box = one.getBoundingClientRect();
+                const inside = box.left >= room.left && box.right <= room.right && box.bottom <= room.bottom;
+                const alone = one.clientWidth > 0.8 * room.width; // a name longer than a line ends in dots
+                return !inside || !box.width || (one.scrollWidth > one.clientWidth && !alone);
+              }).map((one) => one.textContent);
+            }"""
+        )
+        assert cut == []
+        show_all(page)
+        assert fits(page)  # the whole picture, in what the heading leaves
+
+
+def fits(page):
+    """Whether the heat of a square bag, all of it, fills its room; soon, since it is drawn again when that changes."""
+    for _ in range(40):
+        room = page.locator("#picture").bounding_box()
+        side = min(room["width"], room["height"])
+        if abs((heat(page)[..., 3] > 0).sum() / side**2 - 1) < 0.01:
+            return True
+        page.wait_for_timeout(50)
+    return False
+
+
+def test_a_fitted_picture_stays_fitted_and_another_stays_where_it_is(hostile, watched):
+    page = watched.open(f"{hostile.address}?token=k")
+    page.keyboard.press("j")
+    wait_for_bag(page, sorted(HOSTILE)[0])
+    show_all(page)
+    page.set_viewport_size({"width": 900, "height": 420})
+    assert fits(page)
+    page.click("#zoom-in")
+    page.set_viewport_size({"width": 1200, "height": 800})
+    assert not fits(page)
+    page.click("#fit")
+    assert fits(page)
+
+
 def test_hostile_names_are_shown_as_text(hostile, watched):
     page = watched.open(f"{hostile.address}?token=k")
     assert "token" not in page.url

@@ -346,6 +346,8 @@ def _pack(bag: FeatureBag, *, out: Path, coords: Path | None) -> _Packed:
         mpp=found.mpp_level0 * found.tile_size_level0 / found.tile_size,
         source=str(bag.file.absolute() if bag.slide is None else bag.slide),
         attributes={
+            **({} if found.magnification is None else {"magnification": found.magnification}),
+            **({} if found.overlap is None else {"overlap": found.overlap}),
             _FINGERPRINT: fingerprint,
             "mpp_level0": found.mpp_level0,
             "feature_file": str(bag.file.absolute()),

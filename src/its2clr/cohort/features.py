@@ -34,14 +34,21 @@ def feature_path(folder: str | Path, bag_id: str) -> Path:
 
 
 def write_feature_file(
-    path: str | Path, file: FeatureFile, *, bag_id: str, tile_size: int, tile_size_level0: int, mpp: float
+    path: str | Path,
+    file: FeatureFile,
+    *,
+    bag_id: str,
+    tile_size: int,
+    tile_size_level0: int,
+    mpp: float,
+    overlap: int | None = None,
 ) -> None:
     """Write one bag's features; the file appears whole. The attributes carry TRIDENT's names."""
     attributes = {
         "name": bag_id,
         "patch_size": tile_size,
         "patch_size_level0": tile_size_level0,
-        "overlap": 0,
+        **({} if overlap is None else {"overlap": overlap}),
         "mpp": mpp,
         "encoder": file.encoder,
         "its2clr_version": __version__,

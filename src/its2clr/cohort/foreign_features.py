@@ -23,6 +23,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from its2clr.cohort.tiles import MAGNIFICATION_MPP
 from its2clr.errors import InputError
 
 Layout = Literal["TRIDENT", "CLAM", "STAMP", "its2clr"]
@@ -32,8 +33,6 @@ SUFFIXES = (*H5_SUFFIXES, ".pt")
 _STAMP_TILE = 224
 _HISTORIC_STAMP = 256 / 224
 """Micrometres per unit of the coordinates before STAMP 2."""
-_MAGNIFICATION_MPP = 10.0
-"""Microns per pixel at magnification 1, by convention."""
 _PATCHES = "patches"
 
 
@@ -63,6 +62,8 @@ class PlacedFeatures:
         mpp_level0: Microns per pixel of level 0; NaN if unknown.
         extractor: What made the features; "" if the file does not say.
         notes: What was assumed.
+        magnification: Of a tile as the encoder saw it, where the file says it; None if it does not.
+        overlap: Pixels of such a tile that neighbours share; None if unknown.
     """
 
     layout: Layout
@@ -73,6 +74,8 @@ class PlacedFeatures:
     mpp_level0: float
     extractor: str
     notes: tuple[str, ...] = ()
+    magnification: float | None = None
+    overlap: int | None = None
 
 
 class _Grid(NamedTuple):
@@ -84,6 +87,8 @@ class _Grid(NamedTuple):
     in_microns: bool = False
     mpp_level0: float = math.nan
     notes: tuple[str, ...] = ()
+    magnification: float | None = None
+    overlap: int | None = None
 
 
 def find_feature_files(folder: Path) -> dict[str, list[Path]]:
@@ -164,7 +169,16 @@ def _placed(
     if side < 1 or not np.isfinite(places).all():
         raise FeatureProblem(f"{path}: tiles have a side of {grid.side:g}, or coordinates are not finite")
     return PlacedFeatures(
-        layout, features, places.astype(np.int64), grid.tile_size, side, float(level0), extractor, notes
+        layout=layout,
+        features=features,
+        coords=places.astype(np.int64),
+        tile_size=grid.tile_size,
+        tile_size_level0=side,
+        mpp_level0=float(level0),
+        extractor=extractor,
+        notes=notes,
+        magnification=grid.magnification,
+        overlap=grid.overlap,
     )
 
 
@@ -228,11 +242,23 @@ def _stamp_grid(path: Path, places: NDArray[np.float64], attributes: Mapping[str
         pixels = int(attributes.get("tile_size_px", _STAMP_TILE))
         if "tile_size_px" not in attributes:
             notes = (f"tiles are taken to have been {_STAMP_TILE} px wide for the encoder (STAMP's default)",)
-        return _Grid(places, float(size), pixels, in_microns=True, notes=notes)
+        return _micron_grid(places, float(size), pixels, notes)
     if round(float(attributes.get("tile_size", _stride(places)))) == _STAMP_TILE:
         note = "coordinates are taken to be in units of 256 um / 224, as before STAMP 2"
-        return _Grid(places * _HISTORIC_STAMP, 256.0, _STAMP_TILE, in_microns=True, notes=(note,))
+        return _micron_grid(places * _HISTORIC_STAMP, 256.0, _STAMP_TILE, (note,))
     raise FeatureProblem(f"{path}: does not say the size of its tiles (tile_size_um); extract its features anew")
+
+
+def _micron_grid(places: NDArray[np.float64], side: float, tile_size: int, notes: tuple[str, ...]) -> _Grid:
+    return _Grid(
+        places,
+        side,
+        tile_size,
+        in_microns=True,
+        notes=notes,
+        magnification=MAGNIFICATION_MPP * tile_size / side if side > 0 else None,
+        overlap=_overlap(places, side, tile_size),
+    )
 
 
 def _pixel_grid(path: Path, places: NDArray[np.float64], attributes: Mapping[str, Any]) -> _Grid:
@@ -246,8 +272,16 @@ def _pixel_grid(path: Path, places: NDArray[np.float64], attributes: Mapping[str
     if "mpp" in attributes and side > 0:
         mpp = float(attributes["mpp"]) * tile_size / side
     elif float(attributes.get("level0_magnification", 0) or 0) > 0:
-        mpp = _MAGNIFICATION_MPP / float(attributes["level0_magnification"])
-    return _Grid(places, side, tile_size, mpp_level0=mpp)
+        mpp = MAGNIFICATION_MPP / float(attributes["level0_magnification"])
+    magnification = float(attributes.get("target_magnification", 0) or 0)
+    return _Grid(
+        places,
+        side,
+        tile_size,
+        mpp_level0=mpp,
+        magnification=magnification if magnification > 0 else None,
+        overlap=int(attributes["overlap"]) if "overlap" in attributes else _overlap(places, side, tile_size),
+    )
 
 
 def _downsample(path: Path, attributes: Mapping[str, Any]) -> float:
@@ -310,6 +344,12 @@ def _stride(places: NDArray[np.float64]) -> float:
         steps = np.diff(ordered[:, along])[same]
         distances.update(np.round(steps[steps > 0], 3).tolist())
     return max(distances, key=lambda step: (distances[step], -step)) if distances else 0.0
+
+
+def _overlap(places: NDArray[np.float64], side: float, tile_size: int) -> int | None:
+    """Pixels of a tile that neighbours share, by their commonest distance; None if there are no neighbours."""
+    step = _stride(places)
+    return max(0, round(tile_size * (1 - step / side))) if step > 0 and side > 0 else None
 
 
 def _opened(path: Path) -> h5py.File:

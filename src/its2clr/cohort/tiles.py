@@ -28,6 +28,8 @@ _FORMATS = ("JPEG", "PNG")
 _ENCODINGS = ("jpeg", "png")
 FEATURES = "features"
 """Name of the features in a tile file, and the encoding of one that holds them instead of images."""
+MAGNIFICATION_MPP = 10.0
+"""Microns per pixel at magnification 1, by convention."""
 _ADVICE = "remove it and make the cohort again"
 
 
@@ -69,6 +71,23 @@ class TileFile:
     def has_images(self) -> bool:
         """Whether it holds images; otherwise it holds their features."""
         return self.encoding != FEATURES
+
+    @property
+    def magnification(self) -> float | None:
+        """That of the stored tiles: as the feature file said it, else by convention 10 / mpp; None if unknown."""
+        if "magnification" in self.attributes:
+            return float(self.attributes["magnification"])
+        return MAGNIFICATION_MPP / self.mpp if math.isfinite(self.mpp) else None
+
+    @property
+    def overlap(self) -> int | None:
+        """Pixels of the stored tile that neighbours share; None if unknown, which it may be for features only."""
+        if "overlap" in self.attributes:
+            return int(self.attributes["overlap"])
+        if "step_level0" in self.attributes:
+            step = int(self.attributes["step_level0"])
+            return max(0, round(self.tile_size * (1 - step / self.tile_size_level0)))
+        return 0 if self.has_images else None
 
     def encoded(self, index: int) -> bytes:
         """The encoded bytes of one image."""

@@ -101,8 +101,13 @@ def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
     return Encoder(backbone.to(memory_format=torch.channels_last), config.mean, config.std)
 
 
-def check_tile_size(encoder: Encoder, tile_size: int) -> None:
+def check_tile_size(encoder: Encoder, tile_size: int, *, crops: bool = False) -> None:
     """Try the encoder on blank tiles, in training mode as pretraining will.
+
+    Args:
+        encoder: The encoder.
+        tile_size: Pixels of the tiles.
+        crops: Whether these are small crops, which it must take besides the tiles.
 
     Raises:
         InputError: It cannot take tiles of this size, or gives no pooled features.
@@ -113,10 +118,8 @@ def check_tile_size(encoder: Encoder, tile_size: int) -> None:
         with torch.no_grad():
             features = encoder.train()(torch.zeros(2, 3, tile_size, tile_size))
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"the encoder cannot take this cohort's tiles of {tile_size} x {tile_size} pixels: {error}. Pack larger "
-            "tiles (--tile-size), or choose another encoder or its options (a ViT takes encoder.options.img_size)"
-        ) from error
+        what, said = "crops" if crops else "tiles", _misfit(encoder.backbone, tile_size, error, crops=crops)
+        raise InputError(f"the encoder cannot take {what} of {tile_size} x {tile_size} pixels: {said}") from error
     finally:
         encoder.load_state_dict(state)
         encoder.train(was_training)
@@ -125,6 +128,26 @@ def check_tile_size(encoder: Encoder, tile_size: int) -> None:
             f"the encoder gives {tuple(features.shape)} for two tiles instead of one feature vector of "
             f"{encoder.feature_dim} numbers each; choose another encoder, or its pooling (encoder.options.global_pool)"
         )
+
+
+def image_size(backbone: nn.Module) -> tuple[int, int] | None:
+    """Pixels of the images that a network with patches, such as a ViT, is built for; None of others."""
+    size = getattr(getattr(backbone, "patch_embed", None), "img_size", None)
+    return None if size is None else (int(size[0]), int(size[1]))
+
+
+def _misfit(backbone: nn.Module, tile_size: int, error: Exception, *, crops: bool) -> str:
+    """Why a network does not take tiles of a size, and what to do."""
+    built, strict = image_size(backbone), getattr(getattr(backbone, "patch_embed", None), "strict_img_size", False)
+    if built is None or built == (tile_size, tile_size) or not strict:
+        advice = "Pack larger tiles (--tile-size), or choose another encoder or its options"
+        return f"{str(error).rstrip('.')}. {advice}"
+    several = "encoder.options.dynamic_img_size=true"
+    advice = several if crops else f"encoder.options.img_size={tile_size}, or {several}"
+    return (
+        f"it is built for {built[0]} x {built[1]}. Set {advice}; the position embeddings of encoder.weights are then "
+        "resampled. pretrain.start takes an encoder as it is: give its file as encoder.weights instead"
+    )
 
 
 def create_projector(feature_dim: int, config: ProjectorConfig) -> nn.Module:

@@ -11,12 +11,13 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from its2clr.config import EncoderConfig, parse_override, resolve_config
-from its2clr.encoders.encoder import EmbeddingNetwork
+from its2clr.encoders.encoder import EmbeddingNetwork, image_size
 from its2clr.encoders.spellings import RENAMINGS, Renaming
 from its2clr.encoders.weight_files import WeightFile, read_weights, with_constants
 from its2clr.encoders.weight_report import WeightReport
@@ -94,12 +95,13 @@ def _match(network: EmbeddingNetwork, file: WeightFile, config: EncoderConfig) -
     groups = _by_prefix(file.tensors)
     prefix, spelling, names = _best(groups, backbone, file.tensors)
     renamed = {spelling[1](rest): full for rest, full in groups[prefix].items()}
-    tensors, resized = {}, []
+    tensors, resized, notes = {}, [], list(file.notes)
     for name, full in names.items():
         tensor = file.tensors[full]
         if tensor.shape != state[name].shape:
             tensor = _resampled(tensor, backbone)
             resized.append(f"{name} {_size(file.tensors[full])} -> {_size(tensor)}")
+            notes.append(_said_positions(file.tensors[full], backbone))
         tensors[name] = tensor
     head, projector = _find_projector(network.head.state_dict(), file.tensors, groups, prefix)
     required = [name for name in state if not name.endswith(_OPTIONAL)]
@@ -129,7 +131,7 @@ def _match(network: EmbeddingNetwork, file: WeightFile, config: EncoderConfig) -
         share=_share(matched, required, state),
         projector=projector,
         constants=_said_constants(file, config),
-        notes=(*file.notes, *_advice(backbone, missing, left, matched, file, config)),
+        notes=(*notes, *_advice(backbone, missing, left, matched, file, config)),
     )
     return Match(report, tensors, {name: file.tensors[full] for name, full in head.items()})
 
@@ -212,6 +214,19 @@ def _resampled(tensor: Tensor, backbone: nn.Module) -> Tensor:
     return resampled
 
 
+def _said_positions(tensor: Tensor, backbone: nn.Module) -> str:
+    """What happens to position embeddings that are resampled, and which option takes them as they are."""
+    patch, side = (int(getattr(backbone.patch_embed, name)[0]) for name in ("patch_size", "grid_size"))
+    given = math.isqrt(tensor.shape[1] - _prefix_tokens(backbone))
+    said = (
+        f"the file's position embeddings, of {given} x {given} patches (images of {given * patch} px), are resampled "
+        f"to the {side} x {side} ({side * patch} px) that this encoder is built for"
+    )
+    if getattr(backbone, "dynamic_img_size", False):
+        return f"{said}, and again for tiles of another size; encoder.options.img_size={given * patch} spares the first"
+    return f"{said}; encoder.options.img_size={given * patch} would take them as they are, for tiles of that size"
+
+
 def _find_projector(
     state: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
@@ -279,10 +294,16 @@ def _advice(
         count = file.tensors[left["reg_token"]].shape[1]
         advice.append(f"the file has {count} register tokens: set encoder.options={{reg_tokens: {count}}}")
     named = {key: value for key, value in file.options.items() if config.options.get(key) != value}
+    if "pos_embed" in matched or _pair(named.get("img_size")) == image_size(backbone):  # it is so, or was resampled
+        named.pop("img_size", None)
     if named:
         listed = ", ".join(f"{key}: {json.dumps(value)}" for key, value in named.items())
         advice.append(f"the file names options that are not set: encoder.options={{{listed}}}")
     return advice
+
+
+def _pair(size: Any) -> Any:
+    return (size, size) if isinstance(size, int) else tuple(size or ())
 
 
 def _said_constants(file: WeightFile, config: EncoderConfig) -> str:

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -128,6 +128,7 @@ def _read_safetensors(path: Path, source: str) -> WeightFile:
         raise InputError(f"encoder.weights: {source} is not a readable safetensors file ({error})") from error
     if "state" in metadata:  # ours: `engine/checkpoint.py`
         encoder = json.loads(metadata["state"]).get("encoder", {})
+        _refuse_adapter(source, tensors, "checkpoint" if encoder else "training state")
         weights = {k: v for k, v in tensors.items() if k not in {"encoder.mean", "encoder.std"}}
         return _described(source, _weights(weights), _constants(encoder, "the checkpoint of its2clr"))
     told = {key: _parsed(value) for key, value in metadata.items()}
@@ -166,9 +167,34 @@ def _read_model(path: Path, source: str) -> WeightFile:
         tensors = load(parts["encoder.safetensors"])
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InputError(f"encoder.weights: {source} is damaged ({error})") from error
+    _refuse_adapter(source, tensors, "model")
     weights = {name: tensor for name, tensor in tensors.items() if name not in {"mean", "std"}}
     return WeightFile(
         source, weights, _constants(encoder, "the model of its2clr"), encoder.get("name"), encoder["options"]
+    )
+
+
+def _refuse_adapter(
+    source: str, tensors: Mapping[str, Tensor], kind: Literal["model", "checkpoint", "training state"]
+) -> None:
+    """Say of a file of ours that holds an adapter over features what it is, and what to do with it.
+
+    Raises:
+        InputError: It does.
+    """
+    for prefix in ("", "encoder.", "network.encoder."):
+        hidden, output = (tensors.get(f"{prefix}{layer}.weight") for layer in ("hidden", "output"))
+        if hidden is not None and output is not None and hidden.shape == output.shape[::-1]:
+            break
+    else:
+        return
+    refined = source if kind == "checkpoint" else "RUN/checkpoints/encoder-its2clr.safetensors"
+    raise InputError(
+        f"encoder.weights: {source} is the {kind} of an adapter over features made elsewhere: it takes "
+        f"{hidden.shape[1]} features per tile and holds no network for tiles, so no encoder can start from it.\n"
+        f"  to predict bags of such features: its2clr predict {source if kind == 'model' else 'RUN'} FEATURES\n"
+        f"  to refine it further: its2clr fit COHORT_OF_FEATURES --out NEW --set pretrain.start={refined}\n"
+        "  to train on tiles: give the weights of the encoder that made the features"
     )
 
 

@@ -53,10 +53,16 @@ def check_same_network(path: str | Path, config: RunConfig) -> None:
     differing = [key for key in made if key in wanted and made[key] != wanted[key]]
     if differing:
         settings = " ".join(f"--set {shlex.quote(f'{key}={json.dumps(made[key])}')}" for key in differing)
-        raise InputError(
+        message = (
             f"pretrain.start: {path} was made with other settings of {', '.join(differing)} than this run has; begin "
             f"this one with {settings}"
         )
+        if _sides(made) != _sides(wanted):
+            message += (
+                f", or, for tiles of another size, give it as encoder.weights={path} instead, with an img_size of your "
+                "own: its position embeddings are then resampled"
+            )
+        raise InputError(message)
 
 
 def _built(encoder: EncoderConfig, projector: ProjectorConfig) -> dict[str, Any]:
@@ -66,6 +72,11 @@ def _built(encoder: EncoderConfig, projector: ProjectorConfig) -> dict[str, Any]
         return values | {"adapter.hidden_dim": encoder.options.get("hidden_dim")}
     built = without_foreign_weights(encoder).model_dump(mode="json", exclude={"weights_matched"})
     return values | {f"encoder.{key}": value for key, value in built.items()}
+
+
+def _sides(built: dict[str, Any]) -> Any:
+    options = built.get("encoder.options") or {}
+    return options.get("img_size"), options.get("dynamic_img_size")
 
 
 def load_network(path: str | Path) -> EmbeddingNetwork:

@@ -208,6 +208,7 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
             _IDENTITY: reader.identity,
             "mpp_level0": mpp,
             "step_level0": plan.step,
+            "overlap": settings.overlap,
             "annotation": "" if slide.annotation is None else str(slide.annotation),
             **{f"n_{name}": count for name, count in asdict(counts).items()},
         },

@@ -15,6 +15,7 @@ from its2clr.config import EncoderConfig, RunConfig
 from its2clr.encoders.encoder import FEATURES
 from its2clr.evaluation.names import encoder_names
 from its2clr.results.encoder_export.timm_folder import TimmFolder, needed_in_code
+from its2clr.results.encoder_export.trident import TridentFolder
 from its2clr.results.tiling import Tiling
 
 _SECTIONS = ("seed", "encoder", "projector", "pretrain", "refine", "end_to_end", "aggregator")
@@ -31,7 +32,7 @@ class Exported:
         feature_dim: Numbers per tile.
         timm: The folder for timm, if that is there.
         onnx: Whether ONNX is there.
-        trident: Folder of the features, if they are there.
+        trident: The folder of the features, if they are there.
     """
 
     encoder: str
@@ -39,7 +40,7 @@ class Exported:
     feature_dim: int
     timm: TimmFolder | None = None
     onnx: bool = False
-    trident: str | None = None
+    trident: TridentFolder | None = None
 
 
 def model_card(

@@ -66,9 +66,12 @@ def export_encoder(
         timm = write_timm_folder(folder, network, built, size) if "timm" in formats else None
         if "onnx" in formats:
             write_onnx(folder / ONNX, network, size)
-        trident = write_trident(folder, stages, encoder).name if "features" in formats else None
+        trident = write_trident(folder, stages, encoder) if "features" in formats else None
         exported = Exported(encoder, built, network.feature_dim, timm, "onnx" in formats, trident)
         write_text(folder / "README.md", model_card(exported, stages.config, cohort, _results(stages), licence))
+    if trident is not None:
+        for note in trident.notes:
+            stages.engine.say(f"features: the name of the folder {trident.path.name} has {note}")
     return out
 
 

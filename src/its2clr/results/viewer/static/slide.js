@@ -5,6 +5,10 @@ import { byId } from "./dom.js";
 const CRISP_FROM = 1.5;
 const NICE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000];
 const LONGEST_BAR = 120;
+const GESTURES = [
+  "canvas-drag", "canvas-scroll", "canvas-pinch", "canvas-double-click",
+  "navigator-click", "navigator-drag", "navigator-scroll",
+];
 
 export class Slide {
   /** `pick(instance or null)` is called on a click, `fail(error)` when tiles cannot be read. */
@@ -12,6 +16,7 @@ export class Slide {
     this.overlay = overlay;
     this.bag = null;
     this.smooth = true;
+    this.fitted = true; // the whole picture is shown, and stays so when its room changes
     this.asked = 0;
     standInForStyle();
     this.osd = window.OpenSeadragon({
@@ -42,7 +47,15 @@ export class Slide {
       if (point) pick(this.overlay.at(point.x, point.y));
     });
     this.osd.addHandler("update-viewport", () => this.draw());
-    this.osd.addHandler("resize", () => requestAnimationFrame(() => this.draw()));
+    for (const gesture of GESTURES) {
+      this.osd.addHandler(gesture, () => {
+        this.fitted = false;
+      });
+    }
+    this.osd.addHandler("resize", () => requestAnimationFrame(() => {
+      if (this.bag && this.fitted) this.osd.viewport.goHome(true);
+      this.draw();
+    }));
     this.osd.addHandler("tile-load-failed", (event) => {
       if (event.message !== "Image load aborted") fail(new Error("Part of the picture cannot be read."));
     });
@@ -71,6 +84,7 @@ export class Slide {
     });
     loading(!item || item.getFullyLoaded());
     this.osd.navigator.element.hidden = Math.max(bag.width, bag.height) < 1024;
+    this.fitted = true;
     this.osd.viewport.goHome(true);
     this.draw();
   }
@@ -113,15 +127,18 @@ export class Slide {
   }
 
   zoom(by) {
+    this.fitted = false;
     this.osd.viewport.zoomBy(by);
     this.osd.viewport.applyConstraints();
   }
 
   home() {
+    this.fitted = true;
     this.osd.viewport.goHome();
   }
 
   pan(x, y) {
+    this.fitted = false;
     const bounds = this.osd.viewport.getBounds();
     this.osd.viewport.panBy(new window.OpenSeadragon.Point(0.2 * x * bounds.width, 0.2 * y * bounds.height));
     this.osd.viewport.applyConstraints();
@@ -132,6 +149,7 @@ export class Slide {
     const [x, y] = this.bag.coords[instance];
     const side = this.bag.side;
     const wide = 3.5;
+    this.fitted = false;
     const rectangle = new window.OpenSeadragon.Rect(
       x - ((wide - 1) / 2) * side, y - ((wide - 1) / 2) * side, wide * side, wide * side,
     );
