@@ -107,6 +107,7 @@ def test_wrong_instances_are_named_by_file_and_row(write, change, row, message):
         (BAGS.replace("b2,1,pd,val", "b2,0,pd,val"), "split 'val' has no bag with label 1"),
         (BAGS.replace("c1,0,pe,test", "c1,1,pe,test"), "split 'test' has no bag with label 0"),
         (BAGS.replace(",val", ",train"), "no bag is in split 'val'"),
+        (BAGS.replace(",val", ",test").replace(",train", ",test"), "--unlabelled packs bags"),
         ("bag_id,label\na1,0\n", "no bag has label 1"),
         ("bag_id,label\n", "no bags below the header"),
         ("", "first row must name the columns"),

@@ -106,7 +106,8 @@ def check_classes(labels: Sequence[int], splits: Sequence[str], where: str, prob
     for name in SPLITS:
         classes = {label for label, split in zip(labels, splits, strict=True) if split == name}
         if not classes:
-            message = f"no bag is in split {name!r}; train, val and test each need bags of both classes"
+            only_new = " (--unlabelled packs bags that are only to be predicted)" if set(splits) == {"test"} else ""
+            message = f"no bag is in split {name!r}; train, val and test each need bags of both classes{only_new}"
             problems.append(Problem(where, message))
             continue
         problems += [

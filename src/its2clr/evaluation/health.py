@@ -206,7 +206,8 @@ def warnings_of(report: HealthReport) -> list[str]:
     if false_positives is not None and false_positives > FALSE_POSITIVE_LIMIT:
         warnings.append(
             f"{false_positives:.0%} of instances from negative bags are scored positive: "
-            "raise refine.threshold or train the aggregator longer"
+            "raise refine.threshold (with threshold_rule=negative_bags lower refine.false_positive_rate) or train the "
+            "aggregator longer"
         )
     if false_positives is not None and positives is not None and positives <= false_positives > 0:
         warnings.append(
@@ -228,8 +229,8 @@ def warnings_of(report: HealthReport) -> list[str]:
         warnings.append(f"pseudo labels flipped by {flipped:.0%} in the last round: they have not settled")
     if positive_bags and empty / positive_bags > EMPTY_BAG_LIMIT:
         warnings.append(
-            f"no pseudo-positive in {empty} of {positive_bags} positive bags: lower refine.threshold or "
-            "train the aggregator longer"
+            f"no pseudo-positive in {empty} of {positive_bags} positive bags: lower refine.threshold (with "
+            "threshold_rule=negative_bags raise refine.false_positive_rate) or train the aggregator longer"
         )
     if (spearman is not None and spearman < SPEARMAN_LIMIT) or (kappa is not None and kappa < KAPPA_LIMIT):
         numbers = ", ".join(
