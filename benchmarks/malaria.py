@@ -189,7 +189,10 @@ def measured(run: Path, split: str) -> dict[str, Any] | None:
         }
     if "rounds" in results:
         kept = ("epoch", "validation_auc", "instance_auc", "instance_max_f1", "precision", "recall", "threshold")
-        found["rounds"] = [{key: entry[key] for key in kept if key in entry} for entry in results["rounds"]]
+        kept += ("contrast_auc", "median_auc", "false_positive_share")
+        health = results["health"]["rounds"]
+        together = [{**one, **other} for one, other in zip(results["rounds"], health, strict=True)]
+        found["rounds"] = [{key: entry[key] for key in kept if key in entry} for entry in together]
         found |= {"best_epoch": results["refine"]["best_epoch"], "warnings": results["health"]["warnings"]}
     return found
 

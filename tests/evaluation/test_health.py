@@ -6,6 +6,7 @@ import pytest
 from its2clr.errors import InputError
 from its2clr.evaluation import (
     churn,
+    contrast_auc,
     false_positive_share,
     health_report,
     median_auc,
@@ -98,6 +99,7 @@ def test_report_of_a_healthy_run_is_json_without_warnings():
         "round": 1,
         "threshold": 0.5,
         "median_auc": 0.5,
+        "contrast_auc": 1.0,
         "false_positive_share": 0.0,
         "positive_share": 0.2,
         "churn": 0.0,
@@ -132,8 +134,23 @@ def test_whole_bags_called_positive_are_said():
 
 def test_what_a_whole_bag_shares_is_said():
     stained = healthy() + np.where(PER_INSTANCE == 1, 0.2, 0.0)
-    (sentence,) = warnings_after(stained)
-    assert sentence.startswith("even the median instance of a bag tells the bag's label (AUC 1.00)")
+    assert warnings_after(stained) == []  # positives stand out all the same
+    noise = np.random.default_rng(0).uniform(0.0, 0.15, 40)
+    noise[[3, 23]] = 0.3, 0.3  # what stands out, if anything, does so in negative bags
+    sentences = warnings_after(noise + np.where(PER_INSTANCE == 1, 0.3, 0.0))
+    assert any(s.startswith("a bag's label is told by its median instance (AUC 1.00) better than") for s in sentences)
+
+
+def test_contrast_auc_by_hand():
+    offsets = [0, 3, 6]
+    plain = [0.1, 0.2, 0.9, 0.3, 0.3, 0.4]
+    assert contrast_auc(plain, [1, 0], offsets) == 1.0
+    assert contrast_auc(plain, [0, 1], offsets) == 0.0
+    odds = np.log(np.array(plain) / (1 - np.array(plain)))
+    odds[:3] += 5  # what a bag shares cancels
+    assert contrast_auc(1 / (1 + np.exp(-odds)), [0, 1], offsets) == 0.0
+    assert contrast_auc([0.0, 0.5, 1.0, 0.5, 0.5, 0.5], [1, 0], offsets) == 1.0
+    assert np.isnan(contrast_auc(plain, [1, 1], offsets))
 
 
 def test_median_auc_by_hand():

@@ -13,6 +13,7 @@ from its2clr.evaluation.dice import DiceFit, fit_dice, soft_dice
 from its2clr.evaluation.health import (
     SeedAgreement,
     churn,
+    contrast_auc,
     false_positive_share,
     health_report,
     median_auc,
@@ -40,6 +41,7 @@ __all__ = [
     "bootstrap_interval",
     "churn",
     "class_separation",
+    "contrast_auc",
     "false_positive_share",
     "fit_dice",
     "health_report",

@@ -153,6 +153,7 @@ def health_checks(health: dict[str, Any]) -> list[Check]:
     last = (health["rounds"] or [{}])[-1]
     share, empty = final["positive_share"], final["empty_positive_bags"]
     few = share is None or share < limits.FEW_POSITIVES
+    shared = final["median_auc"] if few and (final["median_auc"] or 0) > limits.MEDIAN_AUC_LIMIT else None
     rows = [
         ("Instances of negative bags scored positive", final["false_positive_share"], limits.FALSE_POSITIVE_LIMIT, 1,
          "Always wrong, so this number is exact. If high: raise refine.threshold or train the aggregator longer."),
@@ -160,9 +161,9 @@ def health_checks(health: dict[str, Any]) -> list[Check]:
          "About the share of positives you expect. Near 100% the model may read the whole bag, not the instance."),
         ("Instances of positive bags that are positive, estimated", health.get("witness_rate"), None, 1,
          "From scores of the validation bags that negative bags do not have. Poor scores make it too small."),
-        ("AUC of the bags' median instance", final["median_auc"], limits.MEDIAN_AUC_LIMIT if few else None, 1,
-         ("With few positives the median instance should not tell the label (0.5). If it does, scores follow stain, "
-         "scanner or patient: stronger colour views may help.")),
+        ("AUC of how far a bag's top instance stands out", final["contrast_auc"], shared, -1,
+         ("Bag labels told by the top instance against the median one; rises with how well instances are told apart. "
+         "Below the AUC of the median instance, which it is held against, scores follow stain, scanner or patient.")),
         ("Pseudo labels that flipped in the last round", last.get("churn"), limits.CHURN_LIMIT, 1,
          "If high, the iteration has not settled: train longer or lower the learning rate."),
         ("Rank correlation between aggregator seeds", final["seed_spearman"], limits.SPEARMAN_LIMIT, -1,
