@@ -250,10 +250,15 @@ class RefineConfig(OptimiserConfig):
     lora: LoraSettings | None = Field(
         None, description="train low-rank changes of a transformer's layers instead of its weights; null: the weights"
     )
+    selection: Literal["bag_auc", "contrast_auc"] = Field(
+        "bag_auc",
+        description="validation AUC that decides whether an update is better: of the bags, or by how far a bag's top "
+        "instance stands out from its median one",
+    )
     tolerance: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         0.0,
-        description="how far validation bag AUC may fall below the highest so far for an update still to count as "
-        "better: with few validation bags small differences are chance",
+        description="how far that AUC may fall below the highest so far for an update still to count as better: with "
+        "few validation bags small differences are chance",
     )
     corrections: str | None = Field(
         None, description="folder of GeoJSON files, one per bag, that mark tiles as truly positive or negative"

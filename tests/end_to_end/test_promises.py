@@ -9,8 +9,10 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import roc_auc_score
 from tests.conftest import TINY
 
+from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.cohort import Cohort
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.errors import InputError
@@ -130,7 +132,7 @@ def test_an_update_within_the_tolerance_counts_as_better(
     aucs = iter([0.80, 0.79, 0.775])  # the last is near the one before, but not near the highest
 
     def round_with_auc(*arguments):
-        return replace(run_round(*arguments), validation_auc=next(aucs))
+        return replace(run_round(*arguments), selection_auc=next(aucs))
 
     monkeypatch.setattr("its2clr.refine.algorithm.run_round", round_with_auc)
     stages = refined(tiny_cohort, finished, tmp_path / "run", f"refine.tolerance={tolerance}")
@@ -194,15 +196,34 @@ def test_cross_entropy_trains_the_encoder_and_leaves_one_that_loads(tiny_cohort,
     assert not np.array_equal(start["encoder.backbone.conv1.weight"], tensors["network.encoder.backbone.conv1.weight"])
 
 
+def validation_contrasts(stages):
+    """AUC of how far the top instance of a validation bag stands out, by the first round's aggregators."""
+    trained = TrainedAggregators.load(stages.run.path / "rounds" / "000" / "aggregator.safetensors")
+    cohort = stages.cohort.split("val")
+    labels = cohort.bags["label"].to_numpy(copy=True)
+    aucs = []
+    for scores in trained.predict(stages.features("simclr", cohort, labels)).instance_probability.astype(float):
+        odds = [np.log(bag / (1 - bag)) for bag in np.split(scores, cohort.offsets()[1:-1])]
+        aucs.append(roc_auc_score(labels, [bag.max() - np.median(bag) for bag in odds]))
+    return np.mean(aucs)
+
+
 def test_a_reader_of_its_own_is_trained_and_measured_on_both_encoders(tiny_cohort, finished, tmp_path):
     reader = "refine.reader={name: smooth_max, options: {sharpness: 2.0}, epochs: 4}"
-    settings = [*TINY, f"pretrain.start={finished.run.path}", reader, "refine.threshold_rule=negative_bags"]
+    beyond = ["refine.threshold_rule=negative_bags", "refine.selection=contrast_auc"]
+    settings = [*TINY, f"pretrain.start={finished.run.path}", reader, *beyond]
     stages = open_run(tmp_path / "run", tiny_cohort, "demo", settings, quiet=True)
     stages.fit()
     results = evaluate(stages)
     for encoder in ("simclr", "its2clr"):
         assert 0 <= results[encoder]["aggregators"]["smooth_max"]["instance_auc"] <= 1
     assert stages.aggregate("its2clr", "smooth_max").options == {"sharpness": 2.0}
+    contrasts = validation_contrasts(stages)
+    selection = [entry["selection_auc"] for entry in results["rounds"]]
+    assert selection[0] == pytest.approx(contrasts, abs=1e-6)
+    assert [entry["improved"] for entry in results["rounds"]] == [
+        auc >= max(selection[: number + 1]) for number, auc in enumerate(selection)
+    ]
     thresholds = [entry["threshold"] for entry in results["rounds"]]
     assert thresholds == [entry["threshold"] for entry in results["health"]["rounds"]]
     assert len(set(thresholds)) > 1

@@ -46,8 +46,8 @@ def refine(
 ) -> None:
     """Refine the encoder with pseudo labels from bag labels; goes on from the run's last finished epoch.
 
-    The best encoder by validation bag AUC (the last one within the tolerance of the highest) is left in the run's
-    checkpoints. The start counts too: if no epoch improves on it, it is the best.
+    The best encoder by the validation AUC that selects (the last one within the tolerance of the highest) is left in
+    the run's checkpoints. The start counts too: if no epoch improves on it, it is the best.
 
     Args:
         network: f and psi, pretrained (line 1); trained in place.
@@ -84,8 +84,8 @@ def refine(
     for epoch in range(start, config.epochs + 1):  # line 2
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
             found = run_round(network.encoder, train, validation, reader, config, seeds, engine)  # lines 3-9
-            state.notes["highest_auc"] = max(found.validation_auc, state.notes.get("highest_auc", -math.inf))
-            improved = found.validation_auc >= state.notes["highest_auc"] - config.tolerance  # line 11
+            state.notes["highest_auc"] = max(found.selection_auc, state.notes.get("highest_auc", -math.inf))
+            improved = found.selection_auc >= state.notes["highest_auc"] - config.tolerance  # line 11
             replaced = truth is None and (epoch == 0 or (improved and config.iterative))
             if truth is not None:
                 state.tensors["probabilities"] = torch.from_numpy(truth)

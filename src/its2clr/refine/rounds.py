@@ -24,6 +24,7 @@ from its2clr.engine.devices import Engine
 from its2clr.engine.files import atomic_path, write_json
 from its2clr.engine.seeds import derive_seed
 from its2clr.engine.tiles import TileStore
+from its2clr.evaluation.health import contrast_auc
 from its2clr.refine.pseudo_labels import Pools, negative_bag_threshold, pseudo_labels, trust
 
 
@@ -76,6 +77,7 @@ class Round:
 
     Attributes:
         validation_auc: Bag-level AUC on the validation bags, mean over the round's aggregators.
+        selection_auc: The AUC that decides whether the round is better than those before.
         probabilities: (aggregators, N) instance probabilities of the training instances.
         threshold: Probability above which an instance is pseudo-positive.
         seconds: How long it took.
@@ -83,6 +85,7 @@ class Round:
     """
 
     validation_auc: float
+    selection_auc: float
     probabilities: NDArray[np.float32]
     threshold: float
     seconds: float
@@ -107,7 +110,7 @@ def run_round(
         train: Training bags.
         validation: Validation bags.
         aggregator: Whose scores become pseudo labels, and how it is trained.
-        config: How the threshold is set.
+        config: How the threshold is set, and rounds are compared.
         seeds: One aggregator is trained for each.
         engine: Device and processes.
     """
@@ -116,19 +119,23 @@ def run_round(
     validation_features = validation.features(encoder, engine)
     trained: list[TrainedAggregators] = []
 
-    def train_them() -> tuple[float, NDArray[np.float32], float]:
+    def train_them() -> tuple[float, float, NDArray[np.float32], float]:
         trained.append(train_aggregators(aggregator, train_features, validation_features, seeds))
         probabilities = trained[0].predict(train_features).instance_probability.astype(np.float32)
+        on_validation = trained[0].predict(validation_features).instance_probability
         threshold = config.threshold
         if config.threshold_rule == "negative_bags":
-            known = trained[0].predict(validation_features).instance_probability.mean(axis=0)
             negative = validation.labels[validation.bag_of_instance] == 0
-            threshold = negative_bag_threshold(known[negative], config.false_positive_rate)
-        return float(np.mean(trained[0].validation_auc)), probabilities, threshold
+            threshold = negative_bag_threshold(on_validation.mean(axis=0)[negative], config.false_positive_rate)
+        auc = selection = float(np.mean(trained[0].validation_auc))
+        if config.selection == "contrast_auc":
+            contrasts = [contrast_auc(one, validation.labels, validation.offsets) for one in on_validation]
+            selection = float(np.mean(contrasts))
+        return auc, selection, probabilities, threshold
 
-    validation_auc, probabilities, threshold = engine.on_writer(train_them)
+    validation_auc, selection_auc, probabilities, threshold = engine.on_writer(train_them)
     seconds = time.perf_counter() - started
-    return Round(validation_auc, probabilities, threshold, seconds, trained[0] if trained else None)
+    return Round(validation_auc, selection_auc, probabilities, threshold, seconds, trained[0] if trained else None)
 
 
 def aggregator_seeds(seed: int, count: int) -> list[int]:
@@ -176,5 +183,5 @@ def save_round(
         table.to_parquet(temporary, index=False)
     assert round_.aggregators is not None
     round_.aggregators.save(folder / "aggregator.safetensors")
-    found = {"validation_auc": round_.validation_auc, "threshold": round_.threshold}
+    found = {key: getattr(round_, key) for key in ("validation_auc", "selection_auc", "threshold")}
     write_json(folder / "metrics.json", {**found, **notes})

@@ -103,7 +103,7 @@ def unfinished(facts: RunFacts) -> list[str]:
     if facts.rounds:
         best = [found for found in facts.rounds if found["improved"]][-1]
         sentences.append(
-            f"Of {len(facts.rounds)} rounds so far, epoch {best['epoch']} is the best by validation bag AUC: "
+            f"Of {len(facts.rounds)} rounds so far, epoch {best['epoch']} is the best, with a validation bag AUC of "
             f"{best['validation_auc']:.3f}; it began at {facts.rounds[0]['validation_auc']:.3f}."
         )
     return sentences
