@@ -52,12 +52,40 @@ ROWS: dict[str, dict[str, Any]] = {
     "threshold 0.3": {"refine.threshold_rule": "fixed"},
     "one aggregator per update": {"refine.aggregator_seeds": 1},
 }
+WHOLE: dict[str, Any] = {"refine.views.crop_scale": None}
+SLOW: dict[str, Any] = {"refine.initial_ratio": 0.2, "refine.final_ratio": 0.8}
+SHORT: dict[str, Any] = {"refine.epochs": 30, "refine.warmup_epochs": 5}
+STRICT: dict[str, Any] = {"refine.tolerance": 0.0}
+BEFORE = {**WHOLE, **SLOW, **SHORT}
+JOINT = {"refine.objective": "joint", "plugins": [str(Path(__file__).with_name("joint_objective.py"))]}
+TRIED: dict[str, dict[str, Any]] = {
+    "whole cells": WHOLE,
+    "whole cells, pacing 0.2 to 0.8": {**WHOLE, **SLOW},
+    "whole cells, 30 epochs": {**WHOLE, **SHORT},
+    "pacing 0.2 to 0.8, 30 epochs": {**SLOW, **SHORT},
+    "whole cells, pacing 0.2 to 0.8, 30 epochs": BEFORE,
+    "whole cells, pacing 0.2 to 0.8, 30 epochs, no tolerance": {**BEFORE, **STRICT},
+    "whole cells, pacing 0.2 to 0.8, 30 epochs, selection by contrast": {**BEFORE, "refine.selection": "contrast_auc"},
+    "whole cells, pacing 0.2 to 0.8, 30 epochs, learning rate 0.2": {**BEFORE, "refine.learning_rate": 0.2},
+    "whole cells, pacing 0.2 to 0.8, 30 epochs, joint loss": {**BEFORE, **JOINT},
+    "Cross-entropy, whole cells, no tolerance": {**ROWS["Cross-entropy"], **WHOLE, **STRICT},
+    "Cross-entropy, whole cells, 30 epochs, no tolerance": {**ROWS["Cross-entropy"], **WHOLE, **SHORT, **STRICT},
+    "Ground-truth finetuning, whole cells, 30 epochs, no tolerance": {
+        **ROWS["Ground-truth finetuning"],
+        **WHOLE,
+        **SHORT,
+        **STRICT,
+    },
+}
+"""What was compared on validation patients before the recipe became what it is, by what differs from it."""
+KNOWN = {**ROWS, **TRIED}
 
 
 def main() -> None:
     args = arguments()
-    rows = {**ROWS, **dict(own_row(text) for text in args.row)}
-    names = [*(args.rows or ROWS), *(name for name in rows if name not in ROWS)]
+    own = dict(own_row(text) for text in args.row)
+    rows = {**KNOWN, **own}
+    names = [*(args.rows or ROWS), *(name for name in own if name not in ROWS)]
     chosen = dict(parse_override(text) for text in args.set)
     cohorts = {
         (sampling, rate): packed(args, sampling, rate)
@@ -105,7 +133,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rates", type=float, nargs="+", default=[SHARED_RATE])
     parser.add_argument("--samplings", type=int, default=3)
     parser.add_argument("--trainings", type=int, default=3)
-    parser.add_argument("--rows", nargs="*", choices=list(ROWS), metavar="ROW", help=f"of: {', '.join(ROWS)}")
+    parser.add_argument("--rows", nargs="*", choices=list(KNOWN), metavar="ROW", help=f"of: {'; '.join(KNOWN)}")
     parser.add_argument("--row", action="append", default=[], metavar="'NAME: KEY=VALUE; KEY=VALUE'")
     parser.add_argument("--recipe", default="malaria-smears")
     parser.add_argument("--tile-size", type=int, default=96)

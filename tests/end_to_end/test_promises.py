@@ -227,6 +227,11 @@ def test_a_reader_of_its_own_is_trained_and_measured_on_both_encoders(tiny_cohor
     thresholds = [entry["threshold"] for entry in results["rounds"]]
     assert thresholds == [entry["threshold"] for entry in results["health"]["rounds"]]
     assert len(set(thresholds)) > 1
+    table = pd.read_parquet(stages.run.path / "predictions.parquet")
+    table = table.merge(stages.cohort.bags[["bag_id", "label"]], on="bag_id", suffixes=("", "_of_bag"))
+    final = table.query("split == 'val' and encoder == 'its2clr' and aggregator == 'dsmil' and label_of_bag == 0")
+    own = np.quantile(final["probability"], 1 - stages.config.refine.false_positive_rate, method="higher")
+    assert results["health"]["final"]["threshold"] == pytest.approx(own)  # not the reader's, of another scale
 
 
 def test_a_start_built_otherwise_is_refused_before_anything_is_written(finished, tiny_cohort, tmp_path):

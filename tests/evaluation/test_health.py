@@ -175,6 +175,15 @@ def test_positive_bags_without_a_positive_are_said():
     assert sentence.startswith("no pseudo-positive in 1 of 2 positive bags")
 
 
+def test_scores_that_overlap_are_not_a_matter_of_the_threshold():
+    both = healthy()
+    both[[0, 1, 12]], both[[30, 31]] = 0.9, 0.2
+    (sentence,) = warnings_after(both)
+    assert sentence.startswith("scores of positives and negatives overlap: 10% of instances from negative bags")
+    assert "1 of 2 positive bags" in sentence
+    assert "refine.threshold" not in sentence
+
+
 def test_disagreeing_seeds_are_said():
     other = healthy()[::-1] / 2 + 0.2
     sentences = warnings_after(np.stack([healthy(), other]))

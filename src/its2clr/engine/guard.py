@@ -67,8 +67,8 @@ class CollapseGuard:
                 f"{self._stage}.learning_rate, or with DINO a lower {self._stage}.dino.teacher_temperature"
             )
         return (
-            f"Try a higher {self._stage}.temperature (0.2 instead of 0.07), {self._stage}.momentum=0.9, a lower "
-            f"{self._stage}.learning_rate, or a longer pretraining"
+            f"Try a higher {self._stage}.temperature (0.2 where it is 0.07), {self._stage}.momentum=0.9 where it is 0, "
+            f"a lower {self._stage}.learning_rate, or a longer pretraining"
         )
 
 

@@ -29,6 +29,7 @@ from its2clr.evaluation.pseudo_labels import pseudo_label_quality
 from its2clr.evaluation.retrainings import summarise
 from its2clr.evaluation.separation import class_separation
 from its2clr.evaluation.witness_rate import estimate_witness_rate
+from its2clr.refine.rounds import threshold_by_rule
 from its2clr.stages import ENCODERS, END_TO_END, REFINED, START, Stages
 
 
@@ -291,7 +292,8 @@ def _health(stages: Stages, final: dict[str, Scores]) -> dict[str, Any]:
     probabilities = [table.filter(regex=r"^probability_\d+$").to_numpy().T for _, table in tables]
     thresholds = [found.get("threshold", stages.config.refine.threshold) for found, _ in tables]
     report = health_report(probabilities, labels, offsets, thresholds)
-    last = health_report([final["train"].instances], labels, offsets, thresholds[-1:])
+    own = threshold_by_rule(stages.config.refine, stages.validation, final["val"].instance_probability)
+    last = health_report([final["train"].instances], labels, offsets, [own])
     of_bag = stages.validation.labels[stages.validation.bag_of_instance]
     witness_rate = estimate_witness_rate(final["val"].instance_probability, of_bag)
     return {**report, "final": last["rounds"][0], "witness_rate": witness_rate, "warnings": warnings_of(last)}

@@ -212,7 +212,15 @@ def warnings_of(report: HealthReport) -> list[str]:
     spearman, kappa, empty = last["seed_spearman"], last["seed_kappa"], last["empty_positive_bags"]
 
     warnings = []
-    if false_positives is not None and false_positives > FALSE_POSITIVE_LIMIT:
+    too_many = false_positives is not None and false_positives > FALSE_POSITIVE_LIMIT
+    too_few = bool(positive_bags) and empty / positive_bags > EMPTY_BAG_LIMIT
+    if too_many and too_few:
+        warnings.append(
+            f"scores of positives and negatives overlap: {false_positives:.0%} of instances from negative bags are "
+            f"scored positive, and yet none of the instances of {empty} of {positive_bags} positive bags; no threshold "
+            "mends both: pretrain longer or with other views, or give the aggregator dropout"
+        )
+    elif too_many:
         warnings.append(
             f"{false_positives:.0%} of instances from negative bags are scored positive: "
             "raise refine.threshold (with threshold_rule=negative_bags lower refine.false_positive_rate) or train the "
@@ -238,7 +246,7 @@ def warnings_of(report: HealthReport) -> list[str]:
         )
     if flipped is not None and flipped > CHURN_LIMIT:
         warnings.append(f"pseudo labels flipped by {flipped:.0%} in the last round: they have not settled")
-    if positive_bags and empty / positive_bags > EMPTY_BAG_LIMIT:
+    if too_few and not too_many:
         warnings.append(
             f"no pseudo-positive in {empty} of {positive_bags} positive bags: lower refine.threshold (with "
             "threshold_rule=negative_bags raise refine.false_positive_rate) or train the aggregator longer"

@@ -92,6 +92,20 @@ class Round:
     aggregators: TrainedAggregators | None
 
 
+def threshold_by_rule(config: RefineConfig, validation: Bags, probabilities: NDArray[np.floating[Any]]) -> float:
+    """Probability above which an instance is pseudo-positive, as `threshold_rule` has it.
+
+    Args:
+        config: The rule, and its numbers.
+        validation: Validation bags.
+        probabilities: (N,) of their instances, by the aggregator whose scores are to be cut.
+    """
+    if config.threshold_rule == "fixed":
+        return config.threshold
+    negative = validation.labels[validation.bag_of_instance] == 0
+    return negative_bag_threshold(probabilities[negative], config.false_positive_rate)
+
+
 def run_round(
     encoder: Encoder,
     train: Bags,
@@ -123,10 +137,7 @@ def run_round(
         trained.append(train_aggregators(aggregator, train_features, validation_features, seeds))
         probabilities = trained[0].predict(train_features).instance_probability.astype(np.float32)
         on_validation = trained[0].predict(validation_features).instance_probability
-        threshold = config.threshold
-        if config.threshold_rule == "negative_bags":
-            negative = validation.labels[validation.bag_of_instance] == 0
-            threshold = negative_bag_threshold(on_validation.mean(axis=0)[negative], config.false_positive_rate)
+        threshold = threshold_by_rule(config, validation, on_validation.mean(axis=0))
         auc = selection = float(np.mean(trained[0].validation_auc))
         if config.selection == "contrast_auc":
             contrasts = [contrast_auc(one, validation.labels, validation.offsets) for one in on_validation]
