@@ -17,7 +17,7 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import decode
 from its2clr.config import resolve_config
 from its2clr.engine.rundir import read_run_config
-from its2clr.results.report import curves, panels, write_report
+from its2clr.results.report import curves, panels, words, write_report
 from its2clr.results.report.collect import collect
 from its2clr.results.report.page import called_at_validation
 from its2clr.results.report.settings import command_again
@@ -83,6 +83,18 @@ def test_words_say_what_may_be_claimed(page, results):
     assert "This is a small test" in page.text
     for warning in results["health"]["warnings"]:
         assert warning in page.text
+
+
+def test_advice_names_the_setting_that_the_run_has(results):
+    config = resolve_config("demo").refine
+    for rule, wanted, other in (
+        ("fixed", "raise refine.threshold", "false_positive_rate"),
+        ("negative_bags", "lower refine.false_positive_rate", "refine.threshold"),
+    ):
+        checks = words.health_checks(results["health"], config.model_copy(update={"threshold_rule": rule}))
+        said = " ".join(check.meaning for check in checks)
+        assert wanted in said
+        assert other not in said
 
 
 def test_bags_and_decisions_are_those_of_the_predictions(page, evaluated_run):

@@ -217,7 +217,7 @@ def _training(facts: RunFacts) -> dict[str, Any]:
         "rounds_table": facts.attempt("Rounds", lambda: tables.rounds_table(facts.rounds)) if facts.rounds else None,
         "training_figure": facts.attempt("Training", lambda: panels.training(facts.metrics, facts.config)),
         "training_words": words.training_words(facts.metrics),
-        "health": facts.attempt("Health", lambda: words.health_checks(health)) if health else None,
+        "health": facts.attempt("Health", lambda: words.health_checks(health, facts.config.refine)) if health else None,
         "health_warnings": list((health or {}).get("warnings", ())),
         "timings": facts.attempt("Timings", lambda: tables.timings_table(facts)),
     }

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from its2clr.config import RefineConfig
 from its2clr.evaluation import health as limits
 from its2clr.refine.corrections import FILE as CORRECTIONS
 from its2clr.results.report.collect import RunFacts, Scored
@@ -147,8 +148,11 @@ def training_words(metrics: Sequence[dict[str, Any]]) -> list[str]:
     return sentences
 
 
-def health_checks(health: dict[str, Any]) -> list[Check]:
-    """The numbers of the health report against their limits."""
+def health_checks(health: dict[str, Any], config: RefineConfig) -> list[Check]:
+    """The numbers of the health report against their limits; advice names the setting that the run has."""
+    fixed = config.threshold_rule == "fixed"
+    fewer = "raise refine.threshold" if fixed else "lower refine.false_positive_rate"
+    more = "lower refine.threshold" if fixed else "raise refine.false_positive_rate"
     final, positive_bags = health["final"], max(1, health["positive_bags"])
     last = (health["rounds"] or [{}])[-1]
     share, empty = final["positive_share"], final["empty_positive_bags"]
@@ -156,7 +160,7 @@ def health_checks(health: dict[str, Any]) -> list[Check]:
     shared = final["median_auc"] if few and (final["median_auc"] or 0) > limits.MEDIAN_AUC_LIMIT else None
     rows = [
         ("Instances of negative bags scored positive", final["false_positive_share"], limits.FALSE_POSITIVE_LIMIT, 1,
-         "Always wrong, so this number is exact. If high: raise refine.threshold or train the aggregator longer."),
+         f"Always wrong, so this number is exact. If high: {fewer} or train the aggregator longer."),
         ("Instances of positive bags scored positive", share, limits.POSITIVE_LIMIT, 1,
          "About the share of positives you expect. Near 100% the model may read the whole bag, not the instance."),
         ("Instances of positive bags that are positive, estimated", health.get("witness_rate"), None, 1,
@@ -171,7 +175,7 @@ def health_checks(health: dict[str, Any]) -> list[Check]:
         ("Agreement of pseudo labels between seeds (kappa)", final["seed_kappa"], limits.KAPPA_LIMIT, -1,
          "As above, at the threshold."),
         ("Positive bags without any instance above the threshold", empty / positive_bags, limits.EMPTY_BAG_LIMIT, 1,
-         f"{empty} of {health['positive_bags']}. If many: lower refine.threshold."),
+         f"{empty} of {health['positive_bags']}. If many: {more}."),
     ]  # fmt: skip
     return [_check(*row) for row in rows]
 
