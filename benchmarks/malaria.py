@@ -8,7 +8,8 @@ CELLS is where cells.zip of the malaria smears was unpacked, MAKE_BAGS the scrip
 the bags (with its own split of the patients) is trained several times. SimCLR is trained at witness rate 0.1 and shared
 by the other rates of the same sampling and training. Rows differ from the recipe in what they name; `--row` adds one of
 your own. What is there already is not trained again; `--starts` takes bags and SimCLR from the OUT of another call,
-whose settings of refinement may differ. Settings are chosen with `--split val`; `--split test` is for the end.
+whose settings of refinement may differ. Runs that failed, or that OUT holds with other settings, are named and left
+out. Settings are chosen with `--split val`; `--split test` is for the end.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from its2clr.cohort import pack_images, read_manifest
 from its2clr.config import parse_override, resolve_config
 from its2clr.engine.files import read_json, write_json
+from its2clr.engine.rundir import read_run_config
 from its2clr.experiments.execute import Task, execute
 from its2clr.experiments.plan import Job
 from its2clr.experiments.spec import Resampling, Stage
@@ -83,16 +85,18 @@ KNOWN = {**ROWS, **TRIED}
 
 def main() -> None:
     args = arguments()
-    own = dict(own_row(text) for text in args.row)
-    rows = {**KNOWN, **own}
-    names = [*(args.rows or ROWS), *(name for name in own if name not in ROWS)]
+    mine = dict(args.row)
+    rows = {**KNOWN, **mine}
+    names = list(dict.fromkeys([*(ROWS if args.rows is None else args.rows), *mine]))
     chosen = dict(parse_override(text) for text in args.set)
     cohorts = {
         (sampling, rate): packed(args, sampling, rate)
         for sampling in range(args.samplings)
         for rate in sorted({SHARED_RATE, *args.rates})
     }
-    starts, tasks = {}, {}
+    starts: dict[Job, Task] = {}
+    tasks: dict[Job, Task] = {}
+    of_rows: dict[tuple[str, float, int, int], Task] = {}
     for (sampling, rate), cohort in cohorts.items():
         for seed in range(args.trainings):
             settings = as_settings(args.recipe, {**of_start(chosen), "seed": seed})
@@ -107,22 +111,35 @@ def main() -> None:
                 tasks[start] = Task(start, own, cohort, settings, (), of_features=False)
             for row in names if rate in args.rates else ():
                 task = of_row(row, rows[row], args.recipe, chosen, cohort, folder, seed)
-                tasks[task.job] = replace(task, folder=run_folder(args.out, sampling, rate, row, seed))
+                task = replace(task, folder=run_folder(args.out, sampling, rate, row, seed))
+                tasks[task.job] = of_rows[row, rate, sampling, seed] = task
     failures = {} if args.no_train else execute(starts, args.workers, report)
     failures |= {} if args.no_train else execute(tasks, args.workers, report)
-    for job, why in failures.items():
-        print("FAILED", job.describe(), why)
-    found = [
-        {"row": row, "rate": rate, "sampling": sampling, "training": seed, **one}
-        for (sampling, rate) in cohorts
-        if rate in args.rates
-        for row in names
-        for seed in range(args.trainings)
-        if (one := measured(run_folder(args.out, sampling, rate, row, seed), args.split)) is not None
-    ]
+    found, missing = [], []
+    for (row, rate, sampling, seed), task in sorted(of_rows.items(), key=lambda one: (one[0][2], one[0][1])):
+        which = {"row": row, "rate": rate, "sampling": sampling, "training": seed}
+        why = failures.get(task.job) or unusable(task)
+        if why is None:
+            found.append({**which, **measured(task.folder, args.split)})
+        else:
+            missing.append({**which, "why": str(why)})
     say(found)
+    for one in missing:
+        print("missing: {row}, rate {rate:g}, sampling {sampling}, training {training}: {why}".format(**one))
     if args.json:
-        write_json(args.json, {"split": args.split, "settings": chosen, "runs": found})
+        write_json(args.json, {"split": args.split, "settings": chosen, "runs": found, "missing": missing})
+    sys.exit(bool(failures))
+
+
+def unusable(task: Task) -> str | None:
+    """Why what is in a run's folder is not what was asked for; None if it is."""
+    if not (task.folder / "results.json").is_file():
+        return "not there"
+    opened = read_run_config(task.folder)
+    assert opened is not None, f"{task.folder}: results without a config"
+    here = opened[0].model_dump(mode="json")
+    differing = [key for key in here if key != "engine" and here[key] != task.settings[key]]
+    return f"other settings of {', '.join(differing)}: give another OUT" if differing else None
 
 
 def arguments() -> argparse.Namespace:
@@ -134,12 +151,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--samplings", type=int, default=3)
     parser.add_argument("--trainings", type=int, default=3)
     parser.add_argument("--rows", nargs="*", choices=list(KNOWN), metavar="ROW", help=f"of: {'; '.join(KNOWN)}")
-    parser.add_argument("--row", action="append", default=[], metavar="'NAME: KEY=VALUE; KEY=VALUE'")
+    parser.add_argument("--row", type=own_row, action="append", default=[], metavar="'NAME: KEY=VALUE; KEY=VALUE'")
     parser.add_argument("--recipe", default="malaria-smears")
     parser.add_argument("--tile-size", type=int, default=96)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--split", choices=["val", "test"], default="val")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--starts", type=Path, help="OUT of another call")
     parser.add_argument("--no-train", action="store_true", help="report what is there")
@@ -150,7 +167,9 @@ def arguments() -> argparse.Namespace:
 
 def own_row(text: str) -> tuple[str, dict[str, Any]]:
     """Name and changes of a row given as `NAME: KEY=VALUE; KEY=VALUE`."""
-    name, _, changes = text.partition(":")
+    name, colon, changes = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 'NAME: KEY=VALUE; KEY=VALUE'")
     return name.strip(), dict(parse_override(change) for change in changes.split(";"))
 
 
@@ -198,10 +217,8 @@ def report(outcome: Any, done: int, total: int) -> None:
           f"{outcome.job.describe()} {outcome.job.seed}: {ending}", flush=True)  # fmt: skip
 
 
-def measured(run: Path, split: str) -> dict[str, Any] | None:
-    """Metrics of a finished run on a split, for every aggregator; and what its rounds found."""
-    if not (run / "results.json").is_file():
-        return None
+def measured(run: Path, split: str) -> dict[str, Any]:
+    """Metrics of the mean score over retrainings on a split, for every aggregator; and what the rounds found."""
     results = read_json(run / "results.json")
     bags, instances = pd.read_csv(run / "bag_predictions.csv"), pd.read_parquet(run / "predictions.parquet")
     bags, instances = bags[bags["split"] == split], instances[instances["split"] == split]

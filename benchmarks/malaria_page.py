@@ -30,9 +30,9 @@ CLASSIC = (
 RESULTS = Path(__file__).parent / "results"
 AGGREGATOR = "dsmil"
 METRICS = ["bag AUC", "instance AUC", "instance AUPRC"]
+SCORED = "bags and instances by DS-MIL, the mean score of five trainings of it. Mean ± deviation over runs"
 EXPLAINED = (
-    "bags and instances by DS-MIL. Mean ± deviation over runs; in brackets the mean of ItS2CLR minus the row, run by "
-    "run, and in how many runs ItS2CLR is ahead."
+    f"{SCORED}; in brackets the mean of ItS2CLR minus the row, run by run, and in how many runs ItS2CLR is ahead."
 )
 OTHERS = (
     "Witness rate 0.1, **validation** patients: what was compared before the recipe became what it is, by what differs "
@@ -41,6 +41,10 @@ OTHERS = (
 FIRST = (
     "An earlier state of the recipe: refinement with learning rate 0.03, 30 epochs, whole cells, pacing 0.2 to 0.8 "
     "and no tolerance. **Test** patients, bag AUC / instance AUC by DS-MIL."
+)
+READ_BY = (
+    "Test patients at witness rate 0.1, mean over runs: bag AUC / instance AUC / instance AUPRC of the same frozen "
+    "encoders by DS-MIL, and by the smooth maximum that made the pseudo labels."
 )
 READERS = (
     "The paper takes pseudo labels from one aggregator, the run's own, at a fixed threshold. What the switches beyond "
@@ -56,13 +60,14 @@ READ = (
     ("validation bag AUC", "validation_auc"),
 )
 PLAIN = (
-    "The paper's views, temperature 0.07, DS-MIL without dropout, one aggregator and the threshold 0.3 "
-    "(`benchmarks/malaria_plain.yaml`). The run does not get through refinement; what its user reads, in the terminal "
-    "and in the report, with no ground truth used:"
+    "The paper's views, temperature 0.07, DS-MIL without dropout, one aggregator and the threshold 0.3, on sampling 0 "
+    "(`benchmarks/malaria_plain.yaml`; one run). It does not get through refinement. With no ground truth used, the "
+    "terminal says why it stopped, and the report that and what is wrong with the pseudo labels:"
 )
 FIRST_ROUND = (
     ("instances of negative bags scored positive", "false_positive_share"),
     ("validation bag AUC", "validation_auc"),
+    ("AUC of how far a training bag's top instance stands out", "contrast_auc"),
     ("instance AUC (needs ground truth)", "instance_auc"),
     ("precision of the pseudo-positives (needs ground truth)", "precision"),
     ("recall (needs ground truth)", "recall"),
@@ -85,6 +90,7 @@ def main(docs: Path, run: Path | None) -> None:
         parts += [f"## Witness rate {rate:g}", explained, rows_table(of_rate), gap_sentence(of_rate)]
     draw_rates(table, folder / "rates.png")
     parts.append("## Over witness rates\n\n![Test AUC over witness rates](results-real/rates.png)")
+    parts.append(aggregators_section(found["runs"]))
     parts += [f"## Other settings\n\n{OTHERS} {EXPLAINED}", rows_table(flat(on_validation["runs"]))]
     parts.append(readers_section(results("malaria_readers")))
     draw_rounds(found["runs"], folder / "rounds.png")
@@ -103,8 +109,8 @@ def main(docs: Path, run: Path | None) -> None:
     parts.append(classic_section(results("classic_mil")))
     first = flat(results("malaria_first")["runs"])
     parts += [f"## Earlier settings\n\n{FIRST}", over_rates(first)]
-    parts += [f"The same settings and others on **validation** patients; {EXPLAINED}"]
-    parts.append(rows_table(flat(results("malaria_first_validation")["runs"])))
+    parts += [f"The same settings and others on **validation** patients; {SCORED}. Rows of few runs are of other runs."]
+    parts.append(rows_table(flat(results("malaria_first_validation")["runs"]), beside_ours=False))
     (docs / "results-real.md").write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
@@ -112,22 +118,22 @@ def results(name: str) -> dict[str, Any]:
     return dict(read_json(RESULTS / f"{name}.json"))
 
 
-def flat(runs: list[dict[str, Any]]) -> pd.DataFrame:
-    """One row per run: bags and instances by the run's own aggregator."""
+def flat(runs: list[dict[str, Any]], aggregator: str = AGGREGATOR) -> pd.DataFrame:
+    """One row per run: bags and instances by one aggregator, as a rule the run's own."""
     return pd.DataFrame(
         [
             {
                 **{key: one[key] for key in ("rate", "row", "sampling", "training")},
-                "bag AUC": one["aggregators"][AGGREGATOR]["bag_auc"],
-                "instance AUC": one["aggregators"][AGGREGATOR]["instance_auc"],
-                "instance AUPRC": one["aggregators"][AGGREGATOR]["instance_auprc"],
+                "bag AUC": one["aggregators"][aggregator]["bag_auc"],
+                "instance AUC": one["aggregators"][aggregator]["instance_auc"],
+                "instance AUPRC": one["aggregators"][aggregator]["instance_auprc"],
             }
             for one in runs
         ]
     )
 
 
-def rows_table(table: pd.DataFrame) -> str:
+def rows_table(table: pd.DataFrame, *, beside_ours: bool = True) -> str:
     """Mean and deviation of every row, and the difference to ItS2CLR run by run."""
     keyed = table.set_index(["row", "sampling", "training"])[METRICS]
     ours = keyed.loc[OURS]
@@ -135,7 +141,7 @@ def rows_table(table: pd.DataFrame) -> str:
     for row in table["row"].unique():
         own = keyed.loc[row]
         shown = [f"{own[name].mean():.3f} ± {own[name].std(ddof=0):.3f}" for name in METRICS]
-        if row != OURS:
+        if row != OURS and beside_ours:
             difference = (ours - own).dropna()
             shown = [
                 f"{text} ({difference[name].mean():+.3f}, {(difference[name] > 0).sum()}/{len(difference)})"
@@ -146,17 +152,28 @@ def rows_table(table: pd.DataFrame) -> str:
 
 
 def gap_sentence(table: pd.DataFrame) -> str:
-    said = [f"{row} closes {bag:.0%} (bag AUC) and {instance:.0%} (instance AUC)"
-            for row in (OURS, CROSS_ENTROPY) for bag, instance, _ in [gap_closed(table, row)]]  # fmt: skip
-    return f"Of the gap from SimCLR to ground truth, {', '.join(said)}."
+    """Share of the gap that ItS2CLR and cross-entropy close, and how it differs between samplings of the patients."""
+    shared = common(table)
+    said = [f"{row} closes {percent(shared, row)}" for row in (OURS, CROSS_ENTROPY)]
+    by_sampling = [f"{percent(some, OURS)} in sampling {number}" for number, some in shared.groupby("sampling")]
+    runs = (shared["row"] == OURS).sum()
+    return (
+        f"Of the gap from SimCLR to ground truth (bag AUC / instance AUC, {runs} runs that all rows have), "
+        f"{', '.join(said)}. ItS2CLR closes {', '.join(by_sampling)}."
+    )
 
 
-def gap_closed(table: pd.DataFrame, row: str) -> tuple[float, ...]:
-    """Share of the gap from SimCLR to ground truth that a row closes, of the runs that it has."""
-    keyed = table.set_index(["row", "sampling", "training"])[METRICS]
-    own = keyed.loc[row]
-    start, truth = keyed.loc[START].loc[own.index], keyed.loc[TRUTH].loc[own.index]
-    return tuple((own - start).mean() / (truth - start).mean())
+def common(table: pd.DataFrame) -> pd.DataFrame:
+    """The runs that all four main rows have."""
+    main_rows = table[table["row"].isin(BY_RATE)]
+    counts = main_rows.groupby(["sampling", "training"])["row"].transform("nunique")
+    return main_rows[counts == len(BY_RATE)]
+
+
+def percent(table: pd.DataFrame, row: str) -> str:
+    means = table.groupby("row")[METRICS].mean()
+    closed = (means.loc[row] - means.loc[START]) / (means.loc[TRUTH] - means.loc[START])
+    return f"{closed['bag AUC']:.0%} / {closed['instance AUC']:.0%}"
 
 
 def over_rates(table: pd.DataFrame) -> str:
@@ -165,9 +182,20 @@ def over_rates(table: pd.DataFrame) -> str:
     for rate, some in table.groupby("rate"):
         means = some.groupby("row")[METRICS].mean()
         shown = [f"{means.loc[row, 'bag AUC']:.3f} / {means.loc[row, 'instance AUC']:.3f}" for row in BY_RATE]
-        bag, instance, _ = gap_closed(some, OURS)
         runs = (some["row"] == OURS).sum()
-        lines.append(f"| {rate:g} | {runs} | " + " | ".join(shown) + f" | {bag:.0%} / {instance:.0%} |")
+        lines.append(f"| {rate:g} | {runs} | " + " | ".join(shown) + f" | {percent(common(some), OURS)} |")
+    return "\n".join(lines)
+
+
+def aggregators_section(runs: list[dict[str, Any]]) -> str:
+    """The same encoders as another aggregator reads them."""
+    at_rate = [one for one in runs if one["rate"] == 0.1]
+    tables = {name: flat(at_rate, name).groupby("row", sort=False)[METRICS].mean() for name in ("dsmil", "smooth_max")}
+    lines = ["## Read by another aggregator", "", READ_BY, ""]
+    lines += ["| | DS-MIL | smooth maximum |", "|---|---|---|"]
+    for row in BY_RATE:
+        shown = [" / ".join(f"{table.loc[row, name]:.3f}" for name in METRICS) for table in tables.values()]
+        lines.append(f"| {row} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
 
@@ -186,10 +214,11 @@ def readers_section(found: dict[str, Any]) -> str:
 
 def plain_section(found: dict[str, Any], runs: list[dict[str, Any]]) -> str:
     """What a plain attempt is told beside what ground truth says, and the recipe's first round."""
-    ours = [one["rounds"][0] for one in runs if one["row"] == OURS and one["rate"] == 0.1]
+    same = {"row": OURS, "rate": 0.1, "sampling": 0}
+    ours = [one["rounds"][0] for one in runs if same.items() <= one.items()]
     lines = ["## What a plain attempt is told", "", PLAIN, ""]
-    lines += ["\n>\n".join(f"> {sentence}" for sentence in (found["stopped"], *found["warnings"])), ""]
-    lines += ["| first round | plain attempt | this recipe |", "|---|---|---|"]
+    lines += ["\n>\n".join(f"> {sentence}" for sentence in (found["stopped"], *found["warnings"]) if sentence), ""]
+    lines += [f"| first round | plain attempt | this recipe, mean of {len(ours)} runs |", "|---|---|---|"]
     for name, key in FIRST_ROUND:
         lines.append(f"| {name} | {found['rounds'][0][key]:.3f} | {np.mean([one[key] for one in ours]):.3f} |")
     return "\n".join(lines)
@@ -205,13 +234,18 @@ def classic_section(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def deviation_of(values: pd.Series) -> float:
+    """Deviation over runs, as in the tables."""
+    return float(values.std(ddof=0))
+
+
 def draw_rates(table: pd.DataFrame, path: Path) -> None:
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     for axes, metric in zip(figure.subplots(1, 2), ["bag AUC", "instance AUC"], strict=True):
         for row, colour, marker in zip(BY_RATE, COLOURS, "so^D", strict=True):
-            of_row = table[table["row"] == row].groupby("rate")[metric].agg(["mean", "std"])
+            of_row = table[table["row"] == row].groupby("rate")[metric].agg(["mean", deviation_of])
             if len(of_row):
-                deviation = of_row["std"].fillna(0)
+                deviation = of_row["deviation_of"]
                 style = {"color": colour, "marker": marker, "capsize": 3}
                 axes.errorbar(of_row.index, of_row["mean"], deviation, label=row, **style)
         axes.set(xscale="log", xlabel="witness rate", ylabel=f"test {metric}")
@@ -233,7 +267,7 @@ def draw_rounds(runs: list[dict[str, Any]], path: Path) -> None:
             ]
             if curves:
                 joined = pd.concat(curves, axis=1)
-                mean, deviation = joined.mean(axis=1), joined.std(axis=1).fillna(0)
+                mean, deviation = joined.mean(axis=1), joined.std(axis=1, ddof=0)
                 axes.plot(mean.index, mean, color=colour, linestyle=style, label=row)
                 axes.fill_between(mean.index, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
         axes.set(title=title, xlabel="epoch")

@@ -22,7 +22,10 @@ KEPT += ("median_auc", "contrast_auc", "instance_auc", "instance_max_f1", "preci
 
 
 def main(run: Path, out: Path) -> None:
-    _, cohort = read_run_config(run)
+    opened = read_run_config(run)
+    if opened is None:
+        sys.exit(f"{run}: not the folder of a run")
+    cohort = opened[1]
     rounds, health = rounds_of_training(run, Cohort.open(cohort))
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     epochs = [entry for entry in map(json.loads, lines) if entry["stage"] == "refine"]

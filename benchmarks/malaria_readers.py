@@ -56,8 +56,12 @@ def main() -> None:
     parser.add_argument("json", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    config, folder = read_run_config(args.run)
-    assert config.refine.reader is not None, "the run's recipe has no reader of its own"
+    opened = read_run_config(args.run)
+    if opened is None:
+        parser.error(f"{args.run}: not the folder of a run")
+    config, folder = opened
+    if config.refine.reader is None:
+        parser.error(f"{args.run}: refine.reader is not set there")
     engine = Engine(config.engine)
     cohort = Cohort.open(folder)
     train, validation = Frozen(cohort.split("train"), engine), Frozen(cohort.split("val"), engine)

@@ -12,6 +12,7 @@ from its2clr.evaluation import (
     median_auc,
     positive_share,
     seed_agreement,
+    start_kept,
     warnings_of,
 )
 
@@ -188,6 +189,14 @@ def test_disagreeing_seeds_are_said():
     other = healthy()[::-1] / 2 + 0.2
     sentences = warnings_after(np.stack([healthy(), other]))
     assert any(s.startswith("seeds disagree (rank correlation -") for s in sentences)
+
+
+def test_a_refinement_that_stayed_at_its_start_is_said():
+    sentence = start_kept([0.8, 0.79, 0.75], [True, False, False])
+    assert sentence is not None
+    assert sentence.startswith("no round improved on the start (validation AUC 0.800, later at best 0.790)")
+    assert start_kept([0.8, 0.79, 0.81], [True, False, True]) is None
+    assert start_kept([0.8], [True]) is None  # nothing was tried yet
 
 
 def test_wrong_input_is_named():

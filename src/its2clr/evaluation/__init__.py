@@ -19,6 +19,7 @@ from its2clr.evaluation.health import (
     median_auc,
     positive_share,
     seed_agreement,
+    start_kept,
     warnings_of,
 )
 from its2clr.evaluation.instance import instance_metrics
@@ -54,6 +55,7 @@ __all__ = [
     "pseudo_label_quality",
     "seed_agreement",
     "soft_dice",
+    "start_kept",
     "summarise",
     "warnings_of",
 ]

@@ -21,7 +21,7 @@ from its2clr.engine.rundir import read_metrics
 from its2clr.errors import InputError
 from its2clr.evaluation.bag import bag_metrics
 from its2clr.evaluation.bootstrap import bag_auc_difference_interval, bag_metric_intervals, instance_auc_interval
-from its2clr.evaluation.health import health_report, warnings_of
+from its2clr.evaluation.health import health_report, start_kept, warnings_of
 from its2clr.evaluation.instance import instance_metrics
 from its2clr.evaluation.linear_probe import linear_probe, linear_probe_metrics
 from its2clr.evaluation.names import refinement_name, start_name
@@ -296,7 +296,10 @@ def _health(stages: Stages, final: dict[str, Scores]) -> dict[str, Any]:
     last = health_report([final["train"].instances], labels, offsets, [own])
     of_bag = stages.validation.labels[stages.validation.bag_of_instance]
     witness_rate = estimate_witness_rate(final["val"].instance_probability, of_bag)
-    return {**report, "final": last["rounds"][0], "witness_rate": witness_rate, "warnings": warnings_of(last)}
+    aucs = [found.get("selection_auc", found["validation_auc"]) for found, _ in tables]
+    kept = start_kept(aucs, [found["improved"] for found, _ in tables])
+    warnings = [*([] if kept is None else [kept]), *warnings_of(last)]
+    return {**report, "final": last["rounds"][0], "witness_rate": witness_rate, "warnings": warnings}
 
 
 def _write_predictions(run: Path, cohort: Cohort, scores: dict[tuple[str, str], dict[str, Scores]]) -> None:

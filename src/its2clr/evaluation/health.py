@@ -139,7 +139,8 @@ def contrast_auc(probabilities: ArrayLike, bag_labels: ArrayLike, offsets: Array
     """Gives how well a bag's label is told by how far its top instance stands out, as AUC; nan with one class only.
 
     Standing out is the top instance's log-odds less the median's, in which what the whole bag shares cancels. It rises
-    with the instance AUC, which nobody can measure without ground truth, where bag AUC may be high for stain alone.
+    with the instance AUC from round to round, which nobody can measure without ground truth, where bag AUC may be high
+    for stain alone. Between aggregators it is no measure: one that overfits its training bags stands out more there.
     """
     odds = logit(np.clip(vector(probabilities, "probabilities").astype(np.float64), SURE, 1 - SURE))
     return _auc_by_bag(odds, bag_labels, offsets, lambda bag: bag.max() - np.median(bag))
@@ -218,7 +219,7 @@ def warnings_of(report: HealthReport) -> list[str]:
         warnings.append(
             f"scores of positives and negatives overlap: {false_positives:.0%} of instances from negative bags are "
             f"scored positive, and yet none of the instances of {empty} of {positive_bags} positive bags; no threshold "
-            "mends both: pretrain longer or with other views, or give the aggregator dropout"
+            "mends both: pretrain longer or with other views"
         )
     elif too_many:
         warnings.append(
@@ -259,6 +260,21 @@ def warnings_of(report: HealthReport) -> list[str]:
         )
         warnings.append(f"seeds disagree ({numbers}) on which instances are positive: train the aggregator longer")
     return warnings
+
+
+def start_kept(aucs: Sequence[float], improved: Sequence[bool]) -> str | None:
+    """Gives a sentence if no round after the first was taken up: the refined encoder is the one it started from.
+
+    Args:
+        aucs: Of every round the validation AUC that selects.
+        improved: Whether each round counted as the best so far.
+    """
+    if len(improved) < 2 or any(improved[1:]):
+        return None
+    return (
+        f"no round improved on the start (validation AUC {aucs[0]:.3f}, later at best {max(aucs[1:]):.3f}): the "
+        "refined encoder is the start; try a higher refine.learning_rate, more refine.epochs, or refine.tolerance=0.01"
+    )
 
 
 def _auc_by_bag(
