@@ -32,6 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "geojson": results.geojson,
     "doctor": checks.doctor,
     "predict": results.predict,
+    "score": results.score,
     "export": results.export,
     "weights": checks.weights,
     "recipes": checks.recipes,

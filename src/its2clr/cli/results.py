@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from its2clr.cli.options import (
     BagOption,
@@ -184,6 +186,57 @@ def predict(
     if is_first_process():
         for line in predicted.lines():
             say(line)
+
+
+def score(
+    predictions: Annotated[Path, typer.Argument(metavar="PREDICTIONS", help="Folder of what `its2clr predict` wrote.")],
+    bags: Annotated[
+        Path,
+        typer.Argument(metavar="BAGS", help="Table (CSV) with bag_id and label (0 or 1); other columns are ignored."),
+    ],
+    instances: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table (CSV) with bag_id, file and label (empty or -1: unknown), as for `its2clr cohort images`."
+        ),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Only bags of BAGS with this value in column `split`; default: all.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="File to write; default: PREDICTIONS/scores.json.")
+    ] = None,
+) -> None:
+    """Score predictions for new bags against their labels: how good the model is on patients it has never seen.
+
+    Prints AUC with its interval over bags, AUPRC, sensitivity, specificity and balanced accuracy at the model's own
+    threshold, and the Brier score of the calibrated probabilities; with --instances also how well instances are found.
+    Bags that only one side knows are said and left out.
+
+    BAGS must hold no bag, and no patient, that the model was trained or validated on.
+
+    Example: `its2clr score predictions/monday new/bags.csv`
+
+    With labels of the images, as packed by `its2clr cohort images --instances new/instances.csv`:
+    `its2clr score predictions/monday new/bags.csv --instances new/instances.csv`
+    """
+    from its2clr.engine.files import write_json
+    from its2clr.results.prediction_files import SCORES
+    from its2clr.results.score import score as score_
+    from its2clr.results.score import score_notes, score_rows
+
+    found = score_(predictions, bags, instances, split)
+    written = json_file or predictions / SCORES
+    write_json(written, found)
+    table = Table(title=f"{found['bags']['scored']} new bags [95% interval over bags]")
+    for heading in ("", "bags", "instances")[: 3 if "instance" in found else 2]:
+        table.add_column(heading, no_wrap=True)
+    for row in score_rows(found):
+        table.add_row(*row)
+    Console(highlight=False, width=max(console.width, 100)).print(table)
+    for note in score_notes(found):
+        say(f"note: {note}")
+    say(f"scores in {written}")
 
 
 def export(

@@ -30,9 +30,10 @@ from its2clr.results.inputs import sort_inputs
 from its2clr.results.model_file import TrainedModel
 from its2clr.results.names import distinct_names
 from its2clr.results.packing import pack_inputs
+from its2clr.results.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
 from its2clr.results.scoring import score_bags
 
-PREDICTIONS, INSTANCES, PROVENANCE, COHORT = "predictions.csv", "instances.parquet", "prediction.json", "cohort"
+COHORT = "cohort"
 _LISTED = 10
 
 

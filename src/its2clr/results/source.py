@@ -17,11 +17,9 @@ from its2clr.cohort.tiles import TileFile
 from its2clr.engine.files import read_json
 from its2clr.errors import InputError
 from its2clr.evaluation.names import encoder_names
+from its2clr.results.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
 from its2clr.results.scores import BagScores, Model, RunScores
 
-INSTANCES_FILE = "instances.parquet"
-PREDICTIONS_FILE = "predictions.csv"
-PROVENANCE_FILE = "prediction.json"
 ENCODERS = ("simclr", "its2clr", "end_to_end")
 
 
@@ -148,7 +146,7 @@ def open_source(folder: str | Path) -> Source:
         InputError: If it is neither, or what is in it does not fit together.
     """
     path = Path(folder)
-    return _predicted(path) if (path / INSTANCES_FILE).is_file() else _run(path)
+    return _predicted(path) if (path / INSTANCES).is_file() else _run(path)
 
 
 def _run(path: Path) -> Source:
@@ -182,10 +180,10 @@ def _predicted(path: Path) -> Source:
 
     Without that file they are in `DIR/cohort`.
     """
-    provenance = path / PROVENANCE_FILE
+    provenance = path / PROVENANCE
     try:
-        bags = pd.read_csv(path / PREDICTIONS_FILE, dtype={"bag_id": str}, keep_default_na=False)
-        table = pd.read_parquet(path / INSTANCES_FILE, columns=["bag_id", "instance", "x", "y", "probability"])
+        bags = pd.read_csv(path / PREDICTIONS, dtype={"bag_id": str}, keep_default_na=False)
+        table = pd.read_parquet(path / INSTANCES, columns=["bag_id", "instance", "x", "y", "probability"])
         probabilities = dict(zip(bags["bag_id"], bags["probability"].astype(float), strict=True))
         described = read_json(provenance) if provenance.is_file() else {}
         likely_first = sorted(probabilities, key=lambda bag_id: -probabilities[bag_id])
