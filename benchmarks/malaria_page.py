@@ -61,8 +61,8 @@ READ = (
 )
 PLAIN = (
     "The paper's views, temperature 0.07, DS-MIL without dropout, one aggregator and the threshold 0.3, on sampling 0 "
-    "(`benchmarks/malaria_plain.yaml`; one run). It does not get through refinement. With no ground truth used, the "
-    "terminal says why it stopped, and the report that and what is wrong with the pseudo labels:"
+    "(`benchmarks/malaria_plain.yaml`; one run). It does not get through refinement. What its user "
+    "reads in the terminal and in the report, with no ground truth used:"
 )
 FIRST_ROUND = (
     ("instances of negative bags scored positive", "false_positive_share"),
