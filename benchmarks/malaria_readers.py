@@ -34,6 +34,7 @@ ROWS: dict[str, tuple[str, int, str]] = {
     "smooth maximum, one, threshold from negative bags": ("reader", 1, RULE),
     "smooth maximum, five, threshold from negative bags (the recipe)": ("reader", 5, RULE),
     "smooth maximum without dropout, five, threshold from negative bags": ("reader, no dropout", 5, RULE),
+    "smooth maximum, a quarter of instances left out, five, negative bags": ("reader, left out", 5, RULE),
 }
 """Aggregator, how many of them, rule of the threshold."""
 
@@ -71,6 +72,7 @@ def main() -> None:
         "own, no dropout": without_dropout(config.aggregator),
         "reader": config.refine.reader,
         "reader, no dropout": without_dropout(config.refine.reader),
+        "reader, left out": with_option(config.refine.reader, "instance_dropout", 0.25),
     }
     truth = cohort.split("train").instance_labels()
     found: dict[str, list[dict[str, Any]]] = {}
@@ -96,6 +98,10 @@ def main() -> None:
             )
         print(row, {key: f"{np.mean([one[key] for one in found[row]]):.3f}" for key in found[row][0]}, flush=True)
     write_json(args.json, {"rows": found})
+
+
+def with_option(aggregator: AggregatorTraining, name: str, value: float) -> AggregatorTraining:
+    return aggregator.model_copy(update={"options": {**aggregator.options, name: value}})
 
 
 def without_dropout(aggregator: AggregatorTraining) -> AggregatorTraining:
