@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from sklearn.metrics import roc_auc_score
 from tests.end_to_end.commands import ROOT, its2clr, tiny_settings
 
 DATA = Path(os.environ.get("ITS2CLR_MALARIA", ROOT.parent / "shared" / "data" / "malaria-smears"))
@@ -35,3 +36,16 @@ def test_fit_on_real_bags_from_zip_to_results(tmp_path):
     for encoder in ("simclr", "its2clr"):
         assert 0 <= results[encoder]["test"]["bag_auc"] <= 1
         assert 0 <= results[encoder]["test"]["instance_auc"] <= 1
+
+    new = few[few["split"] == "test"]
+    new.to_csv(tmp_path / "new.csv", index=False)
+    instances[instances["bag_id"].isin(new["bag_id"])].to_csv(tmp_path / "new-instances.csv", index=False)
+    options = ["--instances", tmp_path / "new-instances.csv", *options[2:]]
+    its2clr("cohort", "images", tmp_path / "new.csv", tmp_path / "new", "--unlabelled", *options)
+    its2clr("predict", tmp_path / "run" / "model.its2clr", tmp_path / "new", "--out", tmp_path / "predictions")
+    its2clr("score", tmp_path / "predictions", tmp_path / "new.csv", *options[:2])
+    scores = json.loads((tmp_path / "predictions" / "scores.json").read_text())
+    tested = pd.read_csv(tmp_path / "run" / "bag_predictions.csv").query("split == 'test' and encoder == 'its2clr'")
+    assert scores["bags"]["scored"] == 12
+    assert scores["bag"]["auc"] == pytest.approx(roc_auc_score(tested["label"], tested["probability"]))
+    assert scores["instances"]["without_label"] == 0

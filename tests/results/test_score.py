@@ -226,3 +226,5 @@ def test_from_a_model_to_scores_on_the_command_line(evaluated_run, tiny_cohort, 
     assert str(out / "scores.json") in said.stdout
     CliRunner().invoke(app, [*(str(word) for word in words), "--json", str(tmp_path / "new" / "mine.json")])
     assert json.loads((tmp_path / "new" / "mine.json").read_text()) == found
+    predict(evaluated_run, tiny_cohort, out, quiet=True)
+    assert not (out / "scores.json").exists()  # it was of the predictions before

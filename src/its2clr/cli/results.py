@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from its2clr.cli.options import (
     BagOption,
@@ -16,7 +14,7 @@ from its2clr.cli.options import (
     ScoredSplitOption,
     WorkersOption,
 )
-from its2clr.cli.output import console, is_first_process, say
+from its2clr.cli.output import console, is_first_process, print_table, say
 from its2clr.errors import InputError
 
 
@@ -228,12 +226,8 @@ def score(
     found = score_(predictions, bags, instances, split)
     written = json_file or predictions / SCORES
     write_json(written, found)
-    table = Table(title=f"{found['bags']['scored']} new bags [95% interval over bags]")
-    for heading in ("", "bags", "instances")[: 3 if "instance" in found else 2]:
-        table.add_column(heading, no_wrap=True)
-    for row in score_rows(found):
-        table.add_row(*row)
-    Console(highlight=False, width=max(console.width, 100)).print(table)
+    headings = ("", "bags", "instances") if "instance" in found else ("", "bags")
+    print_table(f"{found['bags']['scored']} new bags [95% interval over bags]", headings, score_rows(found))
     for note in score_notes(found):
         say(f"note: {note}")
     say(f"scores in {written}")

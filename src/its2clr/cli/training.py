@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from its2clr.cli.cohort import synthetic
 from its2clr.cli.options import OptionalCohort, RecipeOption, RunOption, SeedOption, SetOption, SizeOption
-from its2clr.cli.output import console, is_first_process, say
+from its2clr.cli.output import is_first_process, print_table, say
 from its2clr.errors import InputError
 
 if TYPE_CHECKING:
@@ -204,12 +202,8 @@ def _evaluate(stages: "Stages") -> None:
     if not stages.engine.is_writer:
         return
     exported = export_model(stages.run.path)
-    table = Table(title="Test bags: mean (deviation over retrainings) [95% interval over bags]")
-    for heading in ("", "bag AUC", "instance AUC"):
-        table.add_column(heading, no_wrap=True)
-    for row in results_rows(results):
-        table.add_row(*row)
-    Console(highlight=False, width=max(console.width, 100)).print(table)
+    title = "Test bags: mean (deviation over retrainings) [95% interval over bags]"
+    print_table(title, ("", "bag AUC", "instance AUC"), results_rows(results))
     for warning in results.get("health", {}).get("warnings", ()):
         say(f"warning: {warning}")
     stages.engine.say(said_peak_memory(stages.engine.device))

@@ -30,7 +30,7 @@ from its2clr.results.inputs import sort_inputs
 from its2clr.results.model_file import TrainedModel
 from its2clr.results.names import distinct_names
 from its2clr.results.packing import pack_inputs
-from its2clr.results.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
+from its2clr.results.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE, SCORES
 from its2clr.results.scoring import score_bags
 
 COHORT = "cohort"
@@ -233,6 +233,7 @@ def _tables(
 
 def _write(predicted: Predicted, model: TrainedModel, cohorts: list[Cohort], engine: Engine) -> None:
     out, description = predicted.out, model.description
+    (out / SCORES).unlink(missing_ok=True)  # of the predictions that these replace
     with atomic_path(out / INSTANCES) as temporary:
         predicted.instances.to_parquet(temporary, index=False)
     with atomic_path(out / PREDICTIONS) as temporary:
