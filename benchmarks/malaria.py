@@ -81,6 +81,7 @@ TRIED: dict[str, dict[str, Any]] = {
 }
 """What was compared on validation patients before the recipe became what it is, by what differs from it."""
 KNOWN = {**ROWS, **TRIED}
+ABSENT = "not there"
 
 
 def main() -> None:
@@ -121,7 +122,7 @@ def main() -> None:
         why = failures.get(task.job) or unusable(task)
         if why is None:
             found.append({**which, **measured(task.folder, args.split)})
-        else:
+        elif not (args.no_train and why == ABSENT):
             missing.append({**which, "why": str(why)})
     say(found)
     for one in missing:
@@ -134,7 +135,7 @@ def main() -> None:
 def unusable(task: Task) -> str | None:
     """Why what is in a run's folder is not what was asked for; None if it is."""
     if not (task.folder / "results.json").is_file():
-        return "not there"
+        return ABSENT
     opened = read_run_config(task.folder)
     assert opened is not None, f"{task.folder}: results without a config"
     here = opened[0].model_dump(mode="json")

@@ -48,7 +48,8 @@ READ_BY = (
 )
 READERS = (
     "The paper takes pseudo labels from one aggregator, the run's own, at a fixed threshold. What the switches beyond "
-    "that do to the first pseudo labels, on the frozen SimCLR features of one start (`benchmarks/malaria_readers.py`): "
+    "that do to the first pseudo labels, on the frozen SimCLR features of one start (`benchmarks/malaria_readers.py`; "
+    "its weights were kept in half precision): "
     "mean ± deviation over five repeats with aggregators of other seeds. Precision and recall are of the "
     "pseudo-positives among training instances."
 )
