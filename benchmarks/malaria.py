@@ -26,11 +26,11 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from its2clr.cohort import pack_images, read_manifest
 from its2clr.config import parse_override, resolve_config
-from its2clr.engine.files import read_json, write_json
-from its2clr.engine.rundir import read_run_config
 from its2clr.experiments.execute import Task, execute
 from its2clr.experiments.plan import Job
 from its2clr.experiments.spec import Resampling, Stage
+from its2clr.files import read_json, write_json
+from its2clr.run.directory import read_run_config
 
 SHARED_RATE = 0.1
 PLAIN: dict[str, Any] = {

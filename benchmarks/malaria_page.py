@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 
 from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import decode
-from its2clr.engine.files import read_json
-from its2clr.results.scores import Model, RunScores
+from its2clr.files import read_json
+from its2clr.run.scores import Model, RunScores
 
 CLASSIC = (
     "Accuracy in ten-fold cross-validation, repeated, mean ± deviation over repeats (`benchmarks/classic_mil.py`). "

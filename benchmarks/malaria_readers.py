@@ -18,11 +18,11 @@ from its2clr.cohort import Cohort
 from its2clr.encoders.encoder import Encoder
 from its2clr.encoders.weights import load_network
 from its2clr.engine.devices import Engine
-from its2clr.engine.files import write_json
-from its2clr.engine.rundir import read_run_config
 from its2clr.evaluation.pseudo_labels import pseudo_label_quality
+from its2clr.files import write_json
 from its2clr.refine.pseudo_labels import partition
 from its2clr.refine.rounds import Bags, aggregator_seeds, run_round
+from its2clr.run.directory import read_run_config
 
 RULE = "negative_bags"
 ROWS: dict[str, tuple[str, int, str]] = {

@@ -44,7 +44,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def tiny_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest embedded cohort, drawn once per process."""
-    from its2clr.cohort.synthetic import make_synthetic
+    from its2clr.cohort.synthetic.packing import make_synthetic
 
     folder = tmp_path_factory.mktemp("cohort") / "tiny"
     make_synthetic(folder, size="tiny", workers=1)
@@ -54,8 +54,8 @@ def tiny_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def evaluated_run(tiny_cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole tiny run, evaluated; once per process, and not to be changed."""
-    from its2clr.evaluation.frozen import evaluate
-    from its2clr.pipeline import open_run
+    from its2clr.run.evaluation import evaluate
+    from its2clr.run.opening import open_run
 
     run = tmp_path_factory.mktemp("run") / "run"
     stages = open_run(run, tiny_cohort, "demo", TINY, quiet=True)

@@ -57,7 +57,7 @@ class ItS2CLR:
         Args:
             cohort: A cohort or its folder.
         """
-        from its2clr.pipeline import open_run
+        from its2clr.run.opening import open_run
 
         self._refuse_model_file()
         folder = cohort.path if isinstance(cohort, Cohort) else cohort
@@ -72,8 +72,8 @@ class ItS2CLR:
 
     def evaluate(self) -> dict[str, Any]:
         """Measure the fitted models on the run's test bags, and write its model file; the content of results.json."""
-        from its2clr.evaluation.frozen import evaluate
-        from its2clr.results.export import export_model
+        from its2clr.predict.model_of_run import export_model
+        from its2clr.run.evaluation import evaluate
 
         results = evaluate(self._stages)
         if self._stages.engine.is_writer:
@@ -124,8 +124,8 @@ class ItS2CLR:
 
     @cached_property
     def _stages(self) -> Any:
-        from its2clr.pipeline import open_run
-        from its2clr.stages import REFINED
+        from its2clr.run.opening import open_run
+        from its2clr.run.stages import REFINED
 
         self._refuse_model_file()
         stages = open_run(self.run, quiet=not self.verbose)
@@ -138,7 +138,7 @@ class ItS2CLR:
         """Model and engine, where this is a model file and not a run; else None."""
         if not Path(self.run).is_file():
             return None
-        from its2clr.results.predict import open_for_prediction
+        from its2clr.predict.predict import open_for_prediction
 
         return open_for_prediction(self.run, self.overrides or {}, quiet=not self.verbose)
 
@@ -147,8 +147,8 @@ class ItS2CLR:
             raise InputError(f"{self.run}: is a trained model, which can predict; training needs a run folder")
 
     def _features(self, bags: Cohort) -> Any:
-        from its2clr.results.scoring import represent_bags
-        from its2clr.stages import REFINED
+        from its2clr.predict.inference import represent_bags
+        from its2clr.run.stages import REFINED
 
         if self._deployed is not None:
             model, engine = self._deployed
@@ -156,9 +156,9 @@ class ItS2CLR:
         return [self._stages.represent(REFINED, bags)]
 
     def _scores(self, bags: Cohort) -> Any:
-        from its2clr.evaluation.frozen import Scores
-        from its2clr.results.scoring import score_bags
-        from its2clr.stages import REFINED
+        from its2clr.predict.inference import score_bags
+        from its2clr.run.evaluation import Scores
+        from its2clr.run.stages import REFINED
 
         if self._deployed is not None:
             model, engine = self._deployed

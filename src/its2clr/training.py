@@ -17,8 +17,8 @@ from its2clr.encoders.adapter import FeatureAdapter, FeatureViews
 from its2clr.engine.devices import Engine
 from its2clr.engine.graphs import Recorded
 from its2clr.engine.guard import embedding_spread
-from its2clr.engine.tiles import TileStore
 from its2clr.errors import TrainingError
+from its2clr.tile_store import TileStore
 from its2clr.views import ViewMaker
 
 Objective = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]

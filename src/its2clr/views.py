@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from its2clr.config import ViewsConfig
-from its2clr.engine.seeds import derive_seed, numpy_generator
+from its2clr.seeds import derive_seed, numpy_generator
 
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)
 

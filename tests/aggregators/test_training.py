@@ -12,8 +12,8 @@ from its2clr.aggregators.stacked import build
 from its2clr.aggregators.steps import padded_length
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.aggregators.training import bag_aucs, draw_bags, train_aggregators
-from its2clr.engine.seeds import numpy_generator
 from its2clr.errors import InputError, TrainingError
+from its2clr.seeds import numpy_generator
 
 from .conftest import separable_bags
 

@@ -13,8 +13,8 @@ from its2clr.config import EncoderConfig
 from its2clr.encoders.encoder import create_encoder
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.errors import InputError
-from its2clr.evaluation.frozen import evaluate
-from its2clr.pipeline import open_run
+from its2clr.run.evaluation import evaluate
+from its2clr.run.opening import open_run
 
 SIZES = [7, 3, 12]
 

@@ -9,7 +9,7 @@ from its2clr.cohort import decode, read_tiles, tile_path
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
 from its2clr.cohort.slides.manifest import Slide
 from its2clr.cohort.slides.pack import pack_slide
-from its2clr.cohort.slides.reader import OpenSlideReader, SlideProblem, open_slide
+from its2clr.cohort.slides.slide_image import OpenSlideReader, SlideProblem, open_slide
 
 SETTINGS = SlideSettings(mpp=1.0, tile_size=32, encoding="png")
 

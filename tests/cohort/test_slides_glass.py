@@ -8,7 +8,7 @@ from PIL import Image
 from tests.cohort.slide_files import draw, halve, kept_tiles, write_levels, write_plain, write_pyramid
 
 from its2clr.cohort.slides.glass import Glass, Thumbnail
-from its2clr.cohort.slides.reader import open_slide
+from its2clr.cohort.slides.slide_image import open_slide
 from its2clr.cohort.slides.tiler import plan_tiles, read_thumbnail
 
 

@@ -5,8 +5,8 @@ import tifffile
 from PIL import Image
 from tests.cohort.slide_files import REAL_SLIDES, draw, halve, write_ome, write_plain, write_pyramid
 
-from its2clr.cohort.slides.reader import OpenSlideReader, SlideProblem, open_slide
 from its2clr.cohort.slides.scale import slide_mpp, target_mpp
+from its2clr.cohort.slides.slide_image import OpenSlideReader, SlideProblem, open_slide
 from its2clr.cohort.slides.tiff import TiffReader
 from its2clr.errors import InputError
 

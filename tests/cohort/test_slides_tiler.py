@@ -13,7 +13,7 @@ from tests.cohort.slide_files import (
     write_pyramid,
 )
 
-from its2clr.cohort.slides.reader import SlideProblem, open_slide
+from its2clr.cohort.slides.slide_image import SlideProblem, open_slide
 from its2clr.cohort.slides.tiler import plan_tiles, read_tile
 from its2clr.cohort.slides.tissue import TissueTest
 from its2clr.errors import InputError
@@ -91,7 +91,7 @@ class Levels:
     """A slide without pixels."""
 
     def __init__(self, *levels):
-        from its2clr.cohort.slides.reader import Level
+        from its2clr.cohort.slides.slide_image import Level
 
         self.levels = tuple(Level(*one) for one in levels)
 

@@ -11,7 +11,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from its2clr.cohort import Cohort
-from its2clr.cohort.synthetic import (
+from its2clr.cohort.synthetic.drawing import (
+    TISSUE_NAMES,
+    TUMOUR,
+    TissueSettings,
+    choose_focus_tiles,
+    render_slide,
+    smooth_noise,
+)
+from its2clr.cohort.synthetic.packing import (
     SIZES,
     _plan_bags,
     cut_tiles,
@@ -20,14 +28,6 @@ from its2clr.cohort.synthetic import (
     synthetic_settings,
 )
 from its2clr.cohort.tiles import decode, read_tiles
-from its2clr.cohort.tissue import (
-    TISSUE_NAMES,
-    TUMOUR,
-    TissueSettings,
-    choose_focus_tiles,
-    render_slide,
-    smooth_noise,
-)
 from its2clr.errors import InputError
 
 SMALL = TissueSettings(grid=(5, 6))

@@ -8,9 +8,9 @@ from its2clr.encoders.encoder import check_tile_size
 from its2clr.encoders.extraction import pass_size
 from its2clr.encoders.weights import check_same_network, create_network, load_network, save_network
 from its2clr.engine.devices import Engine
-from its2clr.engine.files import hash_files
-from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError
+from its2clr.files import hash_files
+from its2clr.tile_store import TileStore
 
 
 @pytest.fixture(scope="module")

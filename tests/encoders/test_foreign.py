@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from its2clr.cli import app
 from its2clr.config import EncoderConfig, ProjectorConfig, RunConfig, resolve_config
+from its2clr.encoder_export.timm_folder import write_timm_folder
 from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.foreign import load_weights, match_weights, report_weights
 from its2clr.encoders.weight_files import read_weights, released_with, with_constants
 from its2clr.encoders.weights import create_network, save_network
 from its2clr.errors import InputError
-from its2clr.results.encoder_export.timm_folder import write_timm_folder
 
 TILES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)).double()
 VIT = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 2}
@@ -365,7 +365,7 @@ def test_our_own_checkpoints_and_model_files(evaluated_run, tmp_path):
     assert report.unused == ()
     assert report.projector.startswith("loaded from head.0")
 
-    from its2clr.results.export import export_model, model_of_run
+    from its2clr.predict.model_of_run import export_model, model_of_run
 
     path = export_model(evaluated_run, tmp_path / "model.its2clr")
     network = create_network(fresh).eval()

@@ -7,8 +7,8 @@ import torch
 from tests.conftest import TINY
 
 from its2clr.cohort import Cohort
-from its2clr.pipeline import open_run
 from its2clr.refine import algorithm
+from its2clr.run.opening import open_run
 from its2clr.training import EpochResult
 
 REFINE = ["refine.epochs=6", "refine.warmup_epochs=2", "refine.refresh_every=2"]

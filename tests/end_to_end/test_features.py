@@ -22,19 +22,19 @@ from its2clr.cohort.tiles import write_feature_tiles
 from its2clr.config import EngineConfig
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.engine.devices import Engine
-from its2clr.engine.rundir import TrainingState
-from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError
-from its2clr.evaluation.frozen import evaluate
-from its2clr.pipeline import open_run
-from its2clr.results.export import export_model
-from its2clr.results.geojson import write_geojsons
-from its2clr.results.model_file import load_model
-from its2clr.results.predict import predict
-from its2clr.results.scores import Model
-from its2clr.results.source import open_source
-from its2clr.results.tiling import Tiling
-from its2clr.results.viewer.service import Viewer
+from its2clr.maps.geojson import write_geojsons
+from its2clr.maps.source import open_source
+from its2clr.predict.model_file import load_model
+from its2clr.predict.model_of_run import export_model
+from its2clr.predict.predict import predict
+from its2clr.predict.tiling import Tiling
+from its2clr.run.directory import TrainingState
+from its2clr.run.evaluation import evaluate
+from its2clr.run.opening import open_run
+from its2clr.run.scores import Model
+from its2clr.tile_store import TileStore
+from its2clr.viewer.service import Viewer
 
 DIM = 24
 SETTINGS = {

@@ -8,9 +8,9 @@ import torch
 from tests.conftest import TINY
 
 from its2clr.encoders.weights import load_network
-from its2clr.engine.rundir import RunDirectory, read_run_config
 from its2clr.errors import InputError
-from its2clr.pipeline import open_run
+from its2clr.run.directory import RunDirectory, read_run_config
+from its2clr.run.opening import open_run
 
 OPTIONS = {"channels": [8, 8, 16, 16], "stem_width": 8}
 

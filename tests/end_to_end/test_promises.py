@@ -16,9 +16,9 @@ from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.cohort import Cohort
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.errors import InputError
-from its2clr.evaluation.frozen import evaluate
-from its2clr.pipeline import open_run
 from its2clr.refine.rounds import run_round
+from its2clr.run.evaluation import evaluate
+from its2clr.run.opening import open_run
 
 
 def trained(cohort, run):

@@ -11,12 +11,12 @@ from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.weights import create_network
 from its2clr.engine.checkpoint import load_checkpoint, save_checkpoint
 from its2clr.engine.devices import Engine, share_batch_norm
-from its2clr.engine.files import atomic_path
 from its2clr.engine.guard import CollapseGuard, embedding_spread
-from its2clr.engine.rundir import RunDirectory, TrainingState
-from its2clr.engine.seeds import derive_seed
-from its2clr.engine.tiles import TileStore
 from its2clr.errors import InputError, TrainingError
+from its2clr.files import atomic_path
+from its2clr.run.directory import RunDirectory, TrainingState
+from its2clr.seeds import derive_seed
+from its2clr.tile_store import TileStore
 from its2clr.training import Batches, TrainingStep, train_epoch
 
 

@@ -12,10 +12,10 @@ from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import create_network
 from its2clr.engine.checkpoint import load_optimiser, optimiser_tensors
 from its2clr.engine.devices import Engine
-from its2clr.engine.tiles import TileStore
 from its2clr.errors import TrainingError
 from its2clr.pretrain.loop import prepare
 from its2clr.pretrain.simclr import simclr_objective
+from its2clr.tile_store import TileStore
 from its2clr.training import Batches, TrainingStep, train_epoch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 
+from its2clr import tile_store as module
 from its2clr.cohort import Cohort, load_tiles
 from its2clr.config import EngineConfig
-from its2clr.engine import tiles as module
 from its2clr.engine.devices import Engine
-from its2clr.engine.tiles import TileStore, available_memory, choose_tier
 from its2clr.errors import InputError
+from its2clr.tile_store import TileStore, available_memory, choose_tier
 
 
 def engine(**settings):

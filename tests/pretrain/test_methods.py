@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from tests.conftest import TINY
 from tests.refine.test_finetuning import stop_after
 
-from its2clr.cohort.synthetic import make_synthetic
+from its2clr.cohort.synthetic.packing import make_synthetic
 from its2clr.config import DinoConfig, PretrainConfig, resolve_config
 from its2clr.encoders.encoder import check_tile_size, create_encoder
 from its2clr.encoders.weights import create_network
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.engine.guard import contrasted_rows
 from its2clr.errors import InputError, TrainingError
-from its2clr.pipeline import open_run
 from its2clr.pretrain.loop import METHODS, prepare
+from its2clr.run.opening import open_run
 from its2clr.training import warmed_up
 
 DINO = {"hidden_dim": 16, "bottleneck_dim": 8, "output_dim": 12, "local_views": 1}
@@ -189,10 +189,10 @@ def test_a_training_that_goes_on_equals_one_that_was_not_stopped(small_cohort, t
 def checked(cohort, folder, aucs, monkeypatch, *settings):
     """A pretraining whose checks find given numbers; epochs that were checked, and the epoch that was kept."""
     found = iter(aucs)
-    monkeypatch.setattr("its2clr.pretrain.checks.Checks._measure", lambda self: next(found))
+    monkeypatch.setattr("its2clr.pretrain.validation_checks.Checks._measure", lambda self: next(found))
     stages = open_run(folder, cohort, "demo", [*SETTINGS, "pretrain.epochs=6", *settings], quiet=True)
     stages.pretrain()
-    from its2clr.engine.rundir import read_metrics
+    from its2clr.run.directory import read_metrics
 
     return stages, read_metrics(stages.run.path)
 

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from its2clr.cli import app
 from its2clr.cohort import Cohort
 from its2clr.errors import InputError
-from its2clr.pipeline import open_corrected
 from its2clr.refine.corrections import read_corrections, trusted_instances
 from its2clr.refine.pseudo_labels import partition, trust, with_trusted
-from its2clr.results.scores import RunScores
+from its2clr.run.opening import open_corrected
+from its2clr.run.scores import RunScores
 
 NAMES = {1: "Confirmed positive", 0: "Confirmed negative"}
 

@@ -9,8 +9,8 @@ from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.weights import create_network, load_network
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.errors import InputError
-from its2clr.pipeline import open_run
 from its2clr.refine.finetuning import freeze_until, limit_training, without_lora
+from its2clr.run.opening import open_run
 
 VIT = [
     *TINY,

@@ -9,7 +9,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from its2clr.aggregators.base import Aggregator, BagOutput, create_aggregator
 from its2clr.aggregators.data import BagFeatures
-from its2clr.engine.seeds import derive_seed
+from its2clr.seeds import derive_seed
 
 # Bounds of one forward pass without gradients: features gathered, and features times seeds.
 BATCH_VALUES = 2**22

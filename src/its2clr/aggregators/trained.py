@@ -17,8 +17,8 @@ from torch import Tensor
 from its2clr.aggregators.base import Aggregator
 from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.stacked import build, evaluate
-from its2clr.engine.files import atomic_path
 from its2clr.errors import InputError
+from its2clr.files import atomic_path
 
 FILE_FORMAT = "its2clr.aggregators/1"
 

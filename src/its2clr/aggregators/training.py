@@ -15,8 +15,8 @@ from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.stacked import build, stack
 from its2clr.aggregators.steps import TrainingStep, ValidationPass
 from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
-from its2clr.engine.seeds import derive_seed, numpy_generator
 from its2clr.errors import InputError, TrainingError
+from its2clr.seeds import derive_seed, numpy_generator
 
 
 def train_aggregators(

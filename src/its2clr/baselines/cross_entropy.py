@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from its2clr.config import RefineConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
-from its2clr.engine.seeds import torch_generator
 from its2clr.refine.objectives import Prepared, register_objective
+from its2clr.seeds import torch_generator
 
 
 @register_objective("cross_entropy")

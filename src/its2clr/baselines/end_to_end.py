@@ -32,11 +32,11 @@ from its2clr.config import EndToEndConfig
 from its2clr.encoders.encoder import EmbeddingNetwork, Encoder
 from its2clr.encoders.weights import save_network
 from its2clr.engine.devices import Engine
-from its2clr.engine.files import atomic_path
-from its2clr.engine.rundir import RunDirectory, TrainingState
-from its2clr.engine.seeds import numpy_generator
 from its2clr.errors import InputError, TrainingError
+from its2clr.files import atomic_path
 from its2clr.refine.rounds import Bags, aggregator_seeds
+from its2clr.run.directory import RunDirectory, TrainingState
+from its2clr.seeds import numpy_generator
 from its2clr.training import cosine_or_constant
 from its2clr.views import ViewMaker
 

@@ -25,12 +25,12 @@ from its2clr.encoders.encoder import EmbeddingNetwork
 from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import create_network
 from its2clr.engine.devices import Engine
-from its2clr.engine.tiles import TileStore
 from its2clr.pretrain.loop import epoch_indices
 from its2clr.pretrain.simclr import simclr_objective
 from its2clr.refine.objectives import find_objective
 from its2clr.refine.pseudo_labels import Pools
 from its2clr.refine.sampling import epoch_batches
+from its2clr.tile_store import TileStore
 from its2clr.training import Batches, Objective, TrainingStep, train_epoch
 from its2clr.views import ViewMaker, apply, draw
 

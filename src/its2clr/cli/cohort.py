@@ -210,10 +210,10 @@ def features(
 
     Of a run's own encoder: `its2clr cohort features cohorts/simclr --from-run runs/mine --encoder simclr`
     """
-    from its2clr.cohort.feature_cohort import pack_features, read_feature_manifest
+    from its2clr.cohort.features.packing import pack_features, read_feature_manifest
     from its2clr.engine.progress import ProgressBar
-    from its2clr.pipeline import open_run
-    from its2clr.run_features import pack_run_features
+    from its2clr.run.feature_cohorts import pack_run_features
+    from its2clr.run.opening import open_run
 
     if len(paths) != (2 if from_run is None else 1) or (features is None) == (from_run is None):
         raise InputError(
@@ -246,7 +246,7 @@ def synthetic(
     workers: WorkersOption = None,
 ) -> None:
     """Draw procedural slides with instance ground truth: the embedded cohort."""
-    from its2clr.cohort.synthetic import make_synthetic
+    from its2clr.cohort.synthetic.packing import make_synthetic
     from its2clr.config import parse_override
     from its2clr.engine.progress import ProgressBar
 

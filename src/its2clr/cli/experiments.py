@@ -95,7 +95,7 @@ def bench(
 
     from its2clr.bench.report import GROUPS, joined, plot_scaling, run_benchmarks
     from its2clr.config import resolve_config
-    from its2clr.engine.files import read_json, write_json
+    from its2clr.files import read_json, write_json
 
     chosen = size or ("full" if torch.cuda.is_available() else "small")
     config = resolve_config(None, settings or [])

@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 
 from its2clr import __version__
-from its2clr.cli import checks, cohort, experiments, results, training
+from its2clr.cli import cohort, experiments, results, training
+from its2clr.cli import inspection as checks
 from its2clr.cli.output import console, is_first_process
 from its2clr.errors import Its2clrError
 

@@ -40,7 +40,7 @@ def view(
     On a server, best through a tunnel: `ssh -t -L 8000:localhost:8000 server its2clr view runs/mine`. To be reached by
     others: `its2clr view runs/mine --host 0.0.0.0`; the address it prints holds a token, without which nobody gets in.
     """
-    from its2clr.results.viewer.serve import serve
+    from its2clr.viewer.serve import serve
 
     serve(run, host=host, port=port, token=token, open_browser=open_browser, say=say)
 
@@ -56,7 +56,7 @@ def report(
 
     Example: `its2clr report runs/mine --out mine.html`
     """
-    from its2clr.results.report import write_report
+    from its2clr.report import write_report
 
     say(f"report in {write_report(run, out)}")
 
@@ -93,8 +93,8 @@ def map_(
     Ablations beside: `its2clr map runs/mine --beside runs/no-iteration --beside runs/no-pacing`
     """
     from its2clr.engine.progress import ProgressBar
-    from its2clr.results.maps import models_beside, write_maps, write_overlays
-    from its2clr.results.source import open_source
+    from its2clr.maps.maps import models_beside, write_maps, write_overlays
+    from its2clr.maps.source import open_source
 
     source = open_source(run)
     chosen = source.choose_bags(bags, split, limit)
@@ -129,8 +129,8 @@ def geojson(
     Example: `its2clr geojson runs/mine --bag case-7 --threshold 0.5`
     """
     from its2clr.engine.progress import ProgressBar
-    from its2clr.results.geojson import write_geojsons
-    from its2clr.results.source import open_source
+    from its2clr.maps.geojson import write_geojsons
+    from its2clr.maps.source import open_source
 
     source = open_source(run)
     chosen = source.choose_bags(bags, split, limit)
@@ -176,7 +176,7 @@ def predict(
 
     Example: `its2clr predict runs/mine/model.its2clr scans/ case-7.svs --out predictions/monday`
     """
-    from its2clr.results.predict import predict as predict_
+    from its2clr.predict.predict import predict as predict_
 
     predicted = predict_(
         model, inputs, out, default_mpp=default_mpp, workers=workers, overrides=settings or [], quiet=False
@@ -218,10 +218,10 @@ def score(
     With labels of the images, as packed by `its2clr cohort images --instances new/instances.csv`:
     `its2clr score predictions/monday new/bags.csv --instances new/instances.csv`
     """
-    from its2clr.engine.files import write_json
-    from its2clr.results.prediction_files import SCORES
-    from its2clr.results.score import score as score_
-    from its2clr.results.score import score_notes, score_rows
+    from its2clr.files import write_json
+    from its2clr.predict.against_labels import score as score_
+    from its2clr.predict.against_labels import score_notes, score_rows
+    from its2clr.predict.prediction_files import SCORES
 
     found = score_(predictions, bags, instances, split)
     written = json_file or predictions / SCORES
@@ -249,7 +249,7 @@ def export(
 
     Example: `its2clr export runs/mine --out exports/mine --formats timm,onnx,features`
     """
-    from its2clr.results.encoder_export import export_encoder
+    from its2clr.encoder_export import export_encoder
 
     names = [name.strip() for name in formats.split(",") if name.strip()]
     folder = export_encoder(run, out, encoder, names, licence, quiet=False)

@@ -11,7 +11,7 @@ from its2clr.cli.output import is_first_process, print_table, say
 from its2clr.errors import InputError
 
 if TYPE_CHECKING:
-    from its2clr.stages import Stages
+    from its2clr.run.stages import Stages
 
 
 def demo(
@@ -30,8 +30,8 @@ def demo(
     synthetic(cohort, size, seed)
     fit(cohort, run, recipe, [f"seed={seed}", *(settings or [])])
     if is_first_process():
-        from its2clr.results.maps import SHEET_BAGS, write_maps
-        from its2clr.results.source import open_source
+        from its2clr.maps.maps import SHEET_BAGS, write_maps
+        from its2clr.maps.source import open_source
 
         source = open_source(run)
         bags = source.choose_bags(None, "test", SHEET_BAGS)
@@ -119,7 +119,7 @@ def aggregate(
     On features made elsewhere: `its2clr aggregate features_uni_v1/ --labels labels.csv --out runs/uni`.
     """
     if labels is not None:
-        from its2clr.run_features import cohort_of_features
+        from its2clr.run.feature_cohorts import cohort_of_features
 
         if cohort is None:
             raise InputError("--labels: name the folder of feature files, `its2clr aggregate FEATURES --labels TABLE`")
@@ -153,7 +153,7 @@ def correct(
 
     Example: `its2clr correct runs/mine corrections/ --out runs/corrected`
     """
-    from its2clr.pipeline import open_corrected
+    from its2clr.run.opening import open_corrected
 
     _fit_and_evaluate(open_corrected(run, corrections, out, encoder))
 
@@ -180,13 +180,13 @@ def evaluate(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> N
 
 
 def _stages(cohort: Path | None, run: Path, recipe: str | None, settings: list[str] | None) -> "Stages":
-    from its2clr.pipeline import open_run
+    from its2clr.run.opening import open_run
 
     return open_run(run, cohort, recipe, settings or [])
 
 
 def _fit_and_evaluate(stages: "Stages") -> None:
-    from its2clr.results.report import reported
+    from its2clr.report import reported
 
     with reported(stages.run.path, stages.engine.say, enabled=stages.engine.is_writer):
         stages.fit()
@@ -195,8 +195,8 @@ def _fit_and_evaluate(stages: "Stages") -> None:
 
 def _evaluate(stages: "Stages") -> None:
     from its2clr.engine.memory import said_peak_memory
-    from its2clr.evaluation.frozen import evaluate, results_rows
-    from its2clr.results.export import export_model
+    from its2clr.predict.model_of_run import export_model
+    from its2clr.run.evaluation import evaluate, results_rows
 
     results = evaluate(stages)
     if not stages.engine.is_writer:

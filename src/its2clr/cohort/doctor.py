@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from its2clr.cohort.checks import UNKNOWN_LABEL, check_classes
 from its2clr.cohort.image_files import ImageProblem, prepare_image
 from its2clr.cohort.layout import BAGS_FILE, PROBLEMS_FILE, TILES_FOLDER, read_bags, read_info, tile_path
 from its2clr.cohort.manifest import Manifest, check_manifest
 from its2clr.cohort.parallel import map_in_threads
 from its2clr.cohort.splits import SPLITS
+from its2clr.cohort.table_checks import UNKNOWN_LABEL, check_classes
 from its2clr.cohort.tables import Problem, at_row, column_cells, read_table
 from its2clr.cohort.tiles import TileFile, decode, read_features, read_tiles
 from its2clr.errors import InputError

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from its2clr.cohort.checks import check_classes
 from its2clr.cohort.layout import PROBLEMS_FILE
 from its2clr.cohort.manifest import Manifest
 from its2clr.cohort.splits import assign_splits
+from its2clr.cohort.table_checks import check_classes
 from its2clr.cohort.tables import Problem, raise_problems
 from its2clr.errors import InputError
 

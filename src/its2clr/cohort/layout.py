@@ -22,7 +22,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from its2clr import __version__
-from its2clr.cohort.checks import (
+from its2clr.cohort.table_checks import (
     check_bag_ids,
     check_groups_in_one_split,
     parse_bag_labels,
@@ -30,8 +30,8 @@ from its2clr.cohort.checks import (
     parse_splits,
 )
 from its2clr.cohort.tables import Problem, at_row, column_cells, read_table, require_columns
-from its2clr.engine.files import atomic_path, read_json, write_json
 from its2clr.errors import InputError
+from its2clr.files import atomic_path, read_json, write_json
 
 FORMAT = 1
 BAGS_FILE = "bags.csv"

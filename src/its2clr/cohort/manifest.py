@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from its2clr.cohort.checks import (
+from its2clr.cohort.table_checks import (
     UNKNOWN_LABEL,
     check_bag_ids,
     check_classes,

@@ -17,15 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from its2clr.cohort.checks import UNKNOWN_LABEL, check_bag_ids
 from its2clr.cohort.cohort import Cohort
 from its2clr.cohort.layout import BAGS_FILE, CohortInfo, claim_folder, tile_path, write_bags, write_problems
 from its2clr.cohort.parallel import Progress, map_in_threads
 from its2clr.cohort.splits import SPLITS
+from its2clr.cohort.table_checks import UNKNOWN_LABEL, check_bag_ids
 from its2clr.cohort.tables import Problem, raise_problems
 from its2clr.cohort.tiles import write_tile_file
-from its2clr.engine.seeds import derive_seed, numpy_generator
 from its2clr.errors import InputError
+from its2clr.seeds import derive_seed, numpy_generator
 
 SOURCE = "resampled"
 SUB_BAG_SIZE = 500

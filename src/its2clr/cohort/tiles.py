@@ -21,8 +21,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from its2clr import __version__
-from its2clr.engine.files import atomic_path
 from its2clr.errors import InputError
+from its2clr.files import atomic_path
 
 _FORMATS = ("JPEG", "PNG")
 _ENCODINGS = ("jpeg", "png")

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from its2clr.config import AdapterConfig, EncoderConfig, RunConfig
 from its2clr.encoders.encoder import FEATURES, Encoder
-from its2clr.engine.seeds import derive_seed
 from its2clr.errors import InputError
+from its2clr.seeds import derive_seed
 
 _ROWS_PER_PART = 2**14
 _SMALLEST_DEVIATION = 1e-6

@@ -15,7 +15,7 @@ from its2clr.encoders.encoder import Encoder
 from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice
 from its2clr.engine.progress import Progress
-from its2clr.engine.tiles import TileStore
+from its2clr.tile_store import TileStore
 
 PIXELS_PER_PASS_ON_CPU = 2**17
 """A CPU gains nothing from larger passes, and a bag of a few tiles need not be filled up to hundreds."""

@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import Tensor
 
+from its2clr.archive import read_archive
 from its2clr.config import HUB_PREFIXES, EncoderConfig, RunConfig
-from its2clr.engine.archive import read_archive
-from its2clr.engine.files import read_json
 from its2clr.errors import InputError
+from its2clr.files import read_json
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 """Names of the weights in a folder of timm's hub layout, the best first."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from its2clr.config import EngineConfig
 from its2clr.engine.progress import Progress, ProgressBar
-from its2clr.engine.seeds import derive_seed
 from its2clr.errors import InputError, Its2clrError, TrainingError
+from its2clr.seeds import derive_seed
 
 T = TypeVar("T")
 

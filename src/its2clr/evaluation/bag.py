@@ -3,7 +3,7 @@
 from numpy.typing import ArrayLike
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, f1_score, roc_auc_score
 
-from its2clr.evaluation.checks import labels_and_scores, validation_pair
+from its2clr.evaluation.arrays import labels_and_scores, validation_pair
 from its2clr.evaluation.operating_points import operating_points
 
 

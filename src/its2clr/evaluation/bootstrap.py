@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from its2clr.errors import InputError
-from its2clr.evaluation.checks import UNKNOWN, bag_offsets, label_vector, labels_and_scores, rows, vector
+from its2clr.evaluation.arrays import UNKNOWN, bag_offsets, label_vector, labels_and_scores, rows, vector
 from its2clr.evaluation.weighted_auc import resampled_auc
 from its2clr.evaluation.weighted_metrics import resampled_average_precision, resampled_decisions
 

@@ -18,7 +18,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from its2clr.errors import InputError
-from its2clr.evaluation.checks import labels_and_scores
+from its2clr.evaluation.arrays import labels_and_scores
 
 SLOPE_RANGE = (0.1, 10.0)
 INTERCEPT_RANGE = (-5.0, 5.0)

@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
 from its2clr.errors import InputError
-from its2clr.evaluation.checks import bag_offsets, label_vector, rows, vector
+from its2clr.evaluation.arrays import bag_offsets, label_vector, rows, vector
 
 FALSE_POSITIVE_LIMIT = 0.05
 """Warn above this share: with few positives in a bag, 5% false ones already rival the true ones."""

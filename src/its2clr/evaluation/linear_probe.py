@@ -18,7 +18,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from its2clr.errors import InputError
-from its2clr.evaluation.checks import UNKNOWN, bag_offsets, label_vector, labels_and_scores
+from its2clr.evaluation.arrays import UNKNOWN, bag_offsets, label_vector, labels_and_scores
 from its2clr.evaluation.instance import instance_metrics
 from its2clr.evaluation.separation import feature_matrix
 

@@ -5,7 +5,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
 from its2clr.errors import InputError
-from its2clr.evaluation.checks import UNKNOWN, label_vector, labels_and_scores, vector
+from its2clr.evaluation.arrays import UNKNOWN, label_vector, labels_and_scores, vector
 from its2clr.evaluation.operating_points import operating_points
 
 

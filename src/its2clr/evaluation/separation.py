@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigvalsh
 
 from its2clr.errors import InputError
-from its2clr.evaluation.checks import label_vector
+from its2clr.evaluation.arrays import label_vector
 
 _ROWS = 8192  # taken to float64 at once: 32 MiB at 512 features
 

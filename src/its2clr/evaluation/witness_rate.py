@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from its2clr.errors import InputError
-from its2clr.evaluation.checks import label_vector, vector
+from its2clr.evaluation.arrays import label_vector, vector
 
 CONFIDENCE = 0.1
 """Chance that the bound that chooses the bin does not hold."""

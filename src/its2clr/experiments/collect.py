@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from its2clr.aggregators.trained import TrainedAggregators
-from its2clr.engine.files import read_json
-from its2clr.engine.rundir import read_metrics
 from its2clr.errors import InputError
-from its2clr.evaluation.frozen import training_seconds
 from its2clr.experiments.metrics import Value, read_metric
 from its2clr.experiments.plan import Job, Planner
 from its2clr.experiments.spec import Cell, Experiment, Number
-from its2clr.stages import START
+from its2clr.files import read_json
+from its2clr.run.directory import read_metrics
+from its2clr.run.evaluation import training_seconds
+from its2clr.run.stages import START
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,8 @@ def execute(tasks: Mapping[Job, Task], workers: int, report: Callable[[Outcome, 
 
 def run_task(task: Task) -> Outcome:
     """Train and measure one job; the same again goes on where it stopped, or only reads."""
-    from its2clr.evaluation.frozen import evaluate
-    from its2clr.pipeline import open_run
+    from its2clr.run.evaluation import evaluate
+    from its2clr.run.opening import open_run
 
     started = time.monotonic()
     try:

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from its2clr.engine.files import atomic_path
 from its2clr.experiments.collect import Found, Point, paper_number
 from its2clr.experiments.spec import Experiment
+from its2clr.files import atomic_path
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 """Okabe and Ito's palette."""

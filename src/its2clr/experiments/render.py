@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from its2clr.engine.files import atomic_path, write_json, write_text
 from its2clr.experiments.collect import Found, Point, paper_number
 from its2clr.experiments.spec import Experiment, Number
 from its2clr.experiments.verdicts import Comparison
+from its2clr.files import atomic_path, write_json, write_text
 
 LONGEST_NOTE = 200
 """Characters of a reason below a table; the whole of it is in the CSV."""

@@ -11,13 +11,13 @@ import pandas as pd
 from its2clr import __version__
 from its2clr.cohort import Cohort
 from its2clr.cohort.resample import resample_cohort
-from its2clr.engine.files import atomic_path, write_text
 from its2clr.errors import InputError
 from its2clr.experiments.collect import Collector
 from its2clr.experiments.execute import Outcome, Task, execute
 from its2clr.experiments.pages import write_section
 from its2clr.experiments.plan import Job, Needs, Planner
 from its2clr.experiments.spec import Resampling, read_budget, select
+from its2clr.files import atomic_path, write_text
 
 Say = Callable[[str], None]
 
@@ -206,7 +206,7 @@ def embedded_cohort(budget: str, out: Path) -> Path:
     Raises:
         InputError: The budget has none.
     """
-    from its2clr.cohort.synthetic import make_synthetic
+    from its2clr.cohort.synthetic.packing import make_synthetic
 
     settings = read_budget(budget).embedded
     if settings is None:

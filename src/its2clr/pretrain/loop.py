@@ -8,16 +8,16 @@ from its2clr.config import PretrainConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
 from its2clr.engine.devices import Engine
 from its2clr.engine.guard import CollapseGuard, contrasted_rows
-from its2clr.engine.rundir import RunDirectory, TrainingState
-from its2clr.engine.seeds import derive_seed, torch_generator
 from its2clr.pretrain.bag_labels import bag_labels
 from its2clr.pretrain.byol import byol
-from its2clr.pretrain.checks import Checks
 from its2clr.pretrain.dino import dino
 from its2clr.pretrain.method import Method, Prepare
 from its2clr.pretrain.moco import moco
 from its2clr.pretrain.simclr import simclr
+from its2clr.pretrain.validation_checks import Checks
 from its2clr.refine.rounds import Bags
+from its2clr.run.directory import RunDirectory, TrainingState
+from its2clr.seeds import derive_seed, torch_generator
 from its2clr.training import Batches, TrainingStep, cosine_or_constant, train_epoch, warmed_up
 
 METHODS: dict[str, Prepare] = {

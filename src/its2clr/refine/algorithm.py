@@ -15,14 +15,14 @@ from its2clr.config import RefineConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
 from its2clr.encoders.weights import save_network
 from its2clr.engine.devices import Engine
-from its2clr.engine.files import atomic_path
 from its2clr.engine.guard import CollapseGuard
-from its2clr.engine.rundir import RunDirectory, TrainingState
+from its2clr.files import atomic_path
 from its2clr.refine.finetuning import limit_training, without_lora
 from its2clr.refine.objectives import find_objective
 from its2clr.refine.pseudo_labels import Pools, trust, with_trusted
 from its2clr.refine.rounds import Bags, aggregator_seeds, run_round, save_round
 from its2clr.refine.sampling import epoch_batches, epoch_pools
+from its2clr.run.directory import RunDirectory, TrainingState
 from its2clr.training import TrainingStep, cosine_or_constant, train_epoch
 
 REFINED = "encoder-its2clr"

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import TileFile
-from its2clr.engine.files import atomic_path
 from its2clr.errors import InputError
+from its2clr.files import atomic_path
 
 POSITIVE = "Confirmed positive"
 NEGATIVE = "Confirmed negative"

@@ -9,8 +9,8 @@ from torch import nn
 
 from its2clr.config import LoraSettings, RefineConfig
 from its2clr.encoders.encoder import EmbeddingNetwork, Encoder
-from its2clr.engine.seeds import derive_seed
 from its2clr.errors import InputError
+from its2clr.seeds import derive_seed
 
 
 def limit_training(encoder: Encoder, config: RefineConfig, seed: int) -> None:

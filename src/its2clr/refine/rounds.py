@@ -21,11 +21,11 @@ from its2clr.config import RefineConfig
 from its2clr.encoders.encoder import Encoder
 from its2clr.encoders.extraction import extract_features
 from its2clr.engine.devices import Engine
-from its2clr.engine.files import atomic_path, write_json
-from its2clr.engine.seeds import derive_seed
-from its2clr.engine.tiles import TileStore
 from its2clr.evaluation.health import contrast_auc
+from its2clr.files import atomic_path, write_json
 from its2clr.refine.pseudo_labels import Pools, negative_bag_threshold, pseudo_labels, trust
+from its2clr.seeds import derive_seed
+from its2clr.tile_store import TileStore
 
 
 @dataclass(frozen=True)

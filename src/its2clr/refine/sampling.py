@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from its2clr.config import RefineConfig
-from its2clr.engine.seeds import numpy_generator
 from its2clr.errors import TrainingError
 from its2clr.refine.pacing import Pacing
 from its2clr.refine.pseudo_labels import Indices, Pools, partition
 from its2clr.refine.rounds import Bags
+from its2clr.seeds import numpy_generator
 from its2clr.training import Batches
 
 

@@ -3,8 +3,8 @@
 from its2clr.cohort.slides.build import SlideSummary, pack_slides
 from its2clr.cohort.slides.manifest import Slide, SlideManifest, read_slide_manifest
 from its2clr.cohort.slides.pack import SlideSettings, TileCounts
-from its2clr.cohort.slides.reader import SlideProblem, SlideReader, open_slide
 from its2clr.cohort.slides.scale import target_mpp
+from its2clr.cohort.slides.slide_image import SlideProblem, SlideReader, open_slide
 
 __all__ = [
     "Slide",

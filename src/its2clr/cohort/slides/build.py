@@ -22,8 +22,8 @@ from its2clr.cohort.slides.pack import SlideResult, SlideSettings, TileCounts, f
 from its2clr.cohort.slides.scale import check_mpp
 from its2clr.cohort.slides.tissue import TissueTest
 from its2clr.cohort.splits import DEFAULT_FRACTIONS
-from its2clr.engine.files import remove_half_written
 from its2clr.errors import InputError
+from its2clr.files import remove_half_written
 
 SlideProgress = Callable[[int, int, int], None]
 """Called with the slides this run has done, those it has to do, and the tiles it has kept."""

@@ -8,7 +8,7 @@ import shapely
 
 from its2clr.cohort.slides.annotations import Annotations, covered_share, instance_labels, read_annotations
 from its2clr.cohort.slides.manifest import Slide
-from its2clr.cohort.slides.reader import Level, SlideProblem
+from its2clr.cohort.slides.slide_image import Level, SlideProblem
 from its2clr.errors import InputError
 
 _MOST_OUTSIDE = 0.01

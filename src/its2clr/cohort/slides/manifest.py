@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from its2clr.cohort.checks import UNKNOWN_LABEL
 from its2clr.cohort.layout import LeftOut
 from its2clr.cohort.manifest import Manifest, check_bags
 from its2clr.cohort.slides.scale import LARGEST_MPP, SMALLEST_MPP, is_sane
+from its2clr.cohort.table_checks import UNKNOWN_LABEL
 from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_bag_table, require_columns
 
 _OWN_COLUMNS = ("file", "mpp", "annotation", "n_instances", "path")

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from its2clr.cohort.slides.reader import Level
+from its2clr.cohort.slides.slide_image import Level
 from its2clr.cohort.slides.tiler import Plan
-from its2clr.engine.files import atomic_path
+from its2clr.files import atomic_path
 
 OVERVIEWS_FOLDER = "overviews"
 _LARGEST_SIDE = 1024

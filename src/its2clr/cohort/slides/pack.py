@@ -15,8 +15,8 @@ from its2clr.cohort.layout import BAGS_FILE, Encoding, tile_path
 from its2clr.cohort.slides.glass import Glass
 from its2clr.cohort.slides.manifest import Slide
 from its2clr.cohort.slides.overview import Overview, overview_path
-from its2clr.cohort.slides.reader import SlideProblem, SlideReader, open_slide
 from its2clr.cohort.slides.scale import slide_mpp
+from its2clr.cohort.slides.slide_image import SlideProblem, SlideReader, open_slide
 from its2clr.cohort.slides.slide_stain import SlideStain
 from its2clr.cohort.slides.spool import Spool
 from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail, read_tile

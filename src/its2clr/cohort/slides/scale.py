@@ -2,7 +2,7 @@
 
 import math
 
-from its2clr.cohort.slides.reader import SlideProblem
+from its2clr.cohort.slides.slide_image import SlideProblem
 from its2clr.errors import InputError
 
 SMALLEST_MPP, LARGEST_MPP = 0.05, 10.0

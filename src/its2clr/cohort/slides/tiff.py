@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from its2clr.cohort.slides.reader import Level, SlideProblem, over_white
+from its2clr.cohort.slides.slide_image import Level, SlideProblem, over_white
 
 _CACHE_BYTES = 128 * 2**20
 _LARGEST_BLOCK = 2**30

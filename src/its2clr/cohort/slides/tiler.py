@@ -17,7 +17,7 @@ from PIL import Image
 
 from its2clr.cohort.image_files import FILTERS, Resize
 from its2clr.cohort.slides.glass import Glass, Thumbnail
-from its2clr.cohort.slides.reader import SlideProblem, SlideReader
+from its2clr.cohort.slides.slide_image import SlideProblem, SlideReader
 from its2clr.cohort.slides.tissue import TissueTest, Verdict
 from its2clr.errors import InputError
 

@@ -1,0 +1,64 @@
+"""One file of several parts: a zip archive, stored and with fixed times, so that equal content gives equal bytes.
+
+Parts are read into memory by the names that are expected; nothing is ever unpacked to disk or decompressed.
+"""
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from its2clr.errors import InputError
+from its2clr.files import atomic_path
+
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the first time a zip archive can hold
+_READABLE = 0o644 << 16
+_UNIX = 3
+LARGEST_JSON = 16 * 2**20
+
+
+def write_archive(path: Path, parts: Mapping[str, bytes]) -> None:
+    """Write parts in their order so that the archive appears whole."""
+    with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in parts.items():
+            entry = zipfile.ZipInfo(name, _LONG_AGO)
+            entry.create_system, entry.external_attr = _UNIX, _READABLE
+            archive.writestr(entry, content)
+
+
+def read_archive(path: Path, names: tuple[str, ...], advice: str) -> dict[str, bytes]:
+    """Read an archive that must hold just these parts.
+
+    Args:
+        path: The file.
+        names: The parts.
+        advice: What to do with a damaged file.
+
+    Raises:
+        InputError: If it is missing, damaged, or holds anything else.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check(path, archive.infolist(), names, advice)
+            return {name: archive.read(name) for name in names}  # compares check sums
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: damaged, or not a model of its2clr ({error}); {advice}") from error
+
+
+def _check(path: Path, entries: list[zipfile.ZipInfo], names: tuple[str, ...], advice: str) -> None:
+    found = [entry.filename for entry in entries]
+    if missing := [name for name in names if name not in found]:
+        raise InputError(f"{path}: not a model of its2clr, it has no {', '.join(missing)}; {advice}")
+    if foreign := [name for name in found if name not in names]:
+        listed = ", ".join(repr(name) for name in foreign[:3])
+        raise InputError(f"{path}: holds what a model does not ({listed}), so it is not read; {advice}")
+    if len(found) > len(names):
+        raise InputError(f"{path}: holds a part twice, so it is not read; {advice}")
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+            raise InputError(f"{path}: {entry.filename} is compressed, which a model never is; {advice}")
+        if entry.filename.endswith(".json") and entry.file_size > LARGEST_JSON:
+            raise InputError(f"{path}: {entry.filename} has {entry.file_size} bytes, far too many; {advice}")

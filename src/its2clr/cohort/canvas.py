@@ -1,0 +1,131 @@
+"""The picture behind a bag's scores, at level-0 coordinates: its slide, or where there is none its tiles.
+
+Of a bag of features without a slide nothing is known but the places of its tiles, which are shown in grey.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+from its2clr.cohort.slides.slide_image import OpenSlideReader, SlideProblem, SlideReader, open_slide
+from its2clr.cohort.tiles import TileFile, decode
+
+WHITE = (255, 255, 255)
+_UNSEEN = (214, 214, 214)
+"""Colour of a tile of which only features are known."""
+_LARGEST_TILE = 256
+
+
+class Canvas(Protocol):
+    """A picture of which any part can be read at any scale.
+
+    Attributes:
+        size: Width and height at level 0.
+        is_slide: Whether it is the slide itself, not its kept tiles.
+        coarsest: Level-0 pixels per pixel of the coarsest stored picture: what a coarser one has to be made from.
+        concurrent: Whether several threads may read at once.
+    """
+
+    size: tuple[int, int]
+    is_slide: bool
+    coarsest: float
+    concurrent: bool
+
+    def read(self, x: int, y: int, width: int, height: int, out: tuple[int, int]) -> Image.Image:
+        """Read a part as RGB; what lies outside the picture is white.
+
+        Args:
+            x: Left edge at level 0.
+            y: Upper edge at level 0.
+            width: Pixels at level 0.
+            height: Pixels at level 0.
+            out: Width and height of the result.
+        """
+        ...
+
+
+@contextmanager
+def open_canvas(tiles: TileFile) -> Iterator[Canvas]:
+    """The slide a bag was cut from if it can still be read, else the bag's tiles at their places."""
+    with ExitStack() as opened:
+        canvas: Canvas = TileCanvas(tiles)
+        with suppress(SlideProblem):
+            canvas = SlideCanvas(opened.enter_context(open_slide(Path(tiles.source))))
+        yield canvas
+
+
+def slide_tile(tiles: TileFile, instance: int) -> Image.Image | None:
+    """A tile of a bag of features, cut from its slide; None if there is no slide to read."""
+    with open_canvas(tiles) as canvas:
+        if not canvas.is_slide:
+            return None
+        x, y = tiles.coords[instance].tolist()
+        side = tiles.tile_size_level0
+        shown = min(tiles.tile_size, _LARGEST_TILE)
+        try:
+            return canvas.read(x, y, side, side, (shown, shown))
+        except SlideProblem:
+            return None
+
+
+def unseen_tile() -> Image.Image:
+    """What is shown instead of a tile of which only features are known."""
+    return Image.new("RGB", (_LARGEST_TILE // 4, _LARGEST_TILE // 4), _UNSEEN)
+
+
+class SlideCanvas:
+    """Reads a slide from the coarsest level that is fine enough."""
+
+    is_slide = True
+
+    def __init__(self, reader: SlideReader) -> None:
+        self._reader = reader
+        self.size = (reader.levels[0].width, reader.levels[0].height)
+        self.coarsest = max(level.downsample for level in reader.levels)
+        self.concurrent = isinstance(reader, OpenSlideReader)
+
+    def read(self, x: int, y: int, width: int, height: int, out: tuple[int, int]) -> Image.Image:
+        """Read a part; see `Canvas`."""
+        wanted = min(width / out[0], height / out[1])
+        levels = self._reader.levels
+        number = max(n for n, level in enumerate(levels) if n == 0 or level.downsample <= wanted * 1.001)
+        across, down = width / levels[number].downsample, height / levels[number].downsample
+        region = self._reader.read_region(x, y, number, math.ceil(across), math.ceil(down))
+        return region.resize(out, Image.Resampling.BOX, box=(0, 0, across, down))
+
+
+class TileCanvas:
+    """Puts the kept tiles of a bag at their places, on white."""
+
+    is_slide = False
+    coarsest = 1.0
+    concurrent = True
+
+    def __init__(self, tiles: TileFile) -> None:
+        self._tiles = tiles
+        right, bottom = (tiles.coords.max(axis=0) + tiles.tile_size_level0).tolist()
+        self.size = (int(right), int(bottom))
+
+    def read(self, x: int, y: int, width: int, height: int, out: tuple[int, int]) -> Image.Image:
+        """Read a part; see `Canvas`."""
+        side = self._tiles.tile_size_level0
+        picture = Image.new("RGB", out, WHITE)
+        places = self._tiles.coords - np.array([x, y])
+        across, down = out[0] / width, out[1] / height
+        seen = (places + side > 0).all(axis=1) & (places < np.array([width, height])).all(axis=1)
+        for number in np.flatnonzero(seen):
+            left, top = places[number].tolist()
+            box = (round(left * across), round(top * down), round((left + side) * across), round((top + side) * down))
+            if not (box[2] > box[0] and box[3] > box[1]):
+                continue
+            if not self._tiles.has_images:
+                picture.paste(_UNSEEN, box)
+            else:
+                tile = Image.fromarray(decode(self._tiles.encoded(int(number))))
+                picture.paste(tile.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BOX), box[:2])
+        return picture

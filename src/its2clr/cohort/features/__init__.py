@@ -1,0 +1,1 @@
+"""Features made elsewhere: their layouts, and cohorts of them."""

@@ -1,0 +1,80 @@
+"""Feature files in the TRIDENT layout: `features` (N, D) and `coords` (N, 2) with attributes, one per bag."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from its2clr import __version__
+from its2clr.errors import InputError
+from its2clr.files import atomic_path
+
+
+@dataclass(frozen=True)
+class FeatureFile:
+    """Features of one bag.
+
+    Attributes:
+        features: (N, D) float32.
+        coords: (N, 2) int64, x and y at level 0.
+        encoder: What made the features: a name and a fingerprint of the weights.
+    """
+
+    features: NDArray[np.float32]
+    coords: NDArray[np.int64]
+    encoder: str
+
+
+def feature_path(folder: str | Path, bag_id: str) -> Path:
+    """Where a bag's feature file is."""
+    return Path(folder) / f"{quote(bag_id, safe='')}.h5"
+
+
+def write_feature_file(
+    path: str | Path,
+    file: FeatureFile,
+    *,
+    bag_id: str,
+    tile_size: int,
+    tile_size_level0: int,
+    mpp: float,
+    overlap: int | None = None,
+) -> None:
+    """Write one bag's features; the file appears whole. The attributes carry TRIDENT's names."""
+    attributes = {
+        "name": bag_id,
+        "patch_size": tile_size,
+        "patch_size_level0": tile_size_level0,
+        **({} if overlap is None else {"overlap": overlap}),
+        "mpp": mpp,
+        "encoder": file.encoder,
+        "its2clr_version": __version__,
+    }
+    with atomic_path(path) as temporary, h5py.File(temporary, "w") as h5:
+        h5["features"] = np.asarray(file.features, dtype=np.float32)
+        h5["coords"] = np.asarray(file.coords, dtype=np.int64)
+        for name in ("features", "coords"):
+            h5[name].attrs.update(attributes)
+
+
+def read_feature_file(path: str | Path) -> FeatureFile:
+    """Read one bag's features.
+
+    Raises:
+        InputError: The file is missing, damaged or not in this layout.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such feature file")
+    try:
+        with h5py.File(path, "r") as h5:
+            features = np.asarray(h5["features"], dtype=np.float32)
+            coords = np.asarray(h5["coords"], dtype=np.int64)
+            encoder = str(h5["features"].attrs.get("encoder", ""))
+    except (OSError, KeyError) as error:
+        raise InputError(f"{path}: not a readable feature file ({error})") from error
+    if features.ndim != 2 or coords.shape != (len(features), 2):
+        raise InputError(f"{path}: expected features (N, D) and coords (N, 2), got {features.shape} and {coords.shape}")
+    return FeatureFile(features, coords, encoder)

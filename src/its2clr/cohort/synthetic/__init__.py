@@ -1,0 +1,1 @@
+"""The embedded cohort: procedural slides with instance ground truth."""

@@ -1,0 +1,125 @@
+"""The model card of an exported encoder: what it is, what it was made from, how good it was, what it is not for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import PurePath
+from typing import Any
+
+import jinja2
+import yaml
+
+from its2clr import __version__
+from its2clr.cohort import Cohort
+from its2clr.config import EncoderConfig, RunConfig
+from its2clr.encoder_export.timm_folder import TimmFolder, needed_in_code
+from its2clr.encoder_export.trident import TridentFolder
+from its2clr.encoders.encoder import FEATURES
+from its2clr.predict.tiling import Tiling
+from its2clr.run.names import encoder_names
+
+_SECTIONS = ("seed", "encoder", "projector", "pretrain", "refine", "end_to_end", "aggregator")
+_PATHS = (("encoder", "weights"), ("pretrain", "start"), ("refine", "corrections"))
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export holds.
+
+    Attributes:
+        encoder: Which encoder: simclr, its2clr or end_to_end.
+        built: How it was built.
+        feature_dim: Numbers per tile.
+        timm: The folder for timm, if that is there.
+        onnx: Whether ONNX is there.
+        trident: The folder of the features, if they are there.
+    """
+
+    encoder: str
+    built: EncoderConfig
+    feature_dim: int
+    timm: TimmFolder | None = None
+    onnx: bool = False
+    trident: TridentFolder | None = None
+
+
+def model_card(
+    exported: Exported,
+    config: RunConfig,
+    cohort: Cohort,
+    results: Mapping[str, Any] | None,
+    licence: str | None = None,
+) -> str:
+    """The card as Markdown; no path and no bag's name is in it.
+
+    Args:
+        exported: What it describes.
+        config: Settings of the run.
+        cohort: The run's cohort; its labels are not looked at.
+        results: The content of results.json, None before evaluation.
+        licence: As the user states it.
+    """
+    tiling = Tiling.of_cohort(cohort.info)
+    template = resources.files("its2clr.encoder_export").joinpath("card.md.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)  # noqa: S701 (Markdown)
+    return environment.from_string(template).render(
+        vars(exported),
+        name=exported.built.name,
+        adapter=exported.built.name == FEATURES,
+        method=encoder_names(config)[exported.encoder],
+        in_code=needed_in_code(exported.built),
+        version=__version__,
+        licence=licence,
+        cohort=cohort.name,
+        kind=tiling.kind,
+        label=cohort.info.settings.get("label", "label"),
+        tile_size=tiling.tile_size,
+        scale="" if tiling.mpp is None else f" at {tiling.mpp:g} microns per pixel",
+        splits=_splits(cohort, results),
+        measured=_measured(exported.encoder, config, results),
+        aggregator=config.aggregator.name,
+        retrainings=config.evaluation.retrainings,
+        settings=_settings(config),
+    )
+
+
+def _splits(cohort: Cohort, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Bags and tiles of every split; how many are positive is known to an evaluated run."""
+    known = (results or {}).get("cohort", {}).get("splits", {})
+    return [
+        {
+            "name": name,
+            "bags": len(part),
+            "positive": known.get(name, {}).get("positive_bags", "not said"),
+            "tiles": int(part["n_instances"].sum()),
+        }
+        for name, part in cohort.bags.groupby("split", sort=False)
+    ]
+
+
+def _measured(encoder: str, config: RunConfig, results: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    names, rows = encoder_names(config), []
+    for other in dict.fromkeys(("simclr", encoder)):
+        found = (results or {}).get(other, {}).get("test")
+        if found is not None:
+            name = f"{names[other]} (this one)" if other == encoder else names[other]
+            rows.append({"name": name, **{key: _with_interval(found, key) for key in ("bag_auc", "instance_auc")}})
+    return rows
+
+
+def _with_interval(found: Mapping[str, Any], key: str) -> str:
+    if key not in found:
+        return "not known"
+    low, high = found[f"{key}_interval"]
+    return f"{found[key]:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _settings(config: RunConfig) -> str:
+    sections = (*_SECTIONS, "adapter") if config.encoder.name == FEATURES else _SECTIONS
+    settings = config.model_dump(mode="json", include=set(sections))
+    for section, key in _PATHS:
+        if settings[section][key] is not None:  # a name will do: folders of this machine are nobody's business
+            settings[section][key] = PurePath(settings[section][key]).name
+    if settings["pretrain"]["start"] is not None:  # nothing was pretrained here
+        settings["pretrain"] = {"start": settings["pretrain"]["start"]}
+    return yaml.safe_dump({key: settings[key] for key in sections}, sort_keys=False).rstrip()

@@ -1,0 +1,127 @@
+"""Export a run's encoder into one new folder, which appears whole."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from its2clr.cohort import Cohort
+from its2clr.config import EncoderConfig
+from its2clr.encoder_export.card import Exported, model_card
+from its2clr.encoder_export.onnx_file import ONNX, require_onnx, write_onnx
+from its2clr.encoder_export.timm_folder import write_timm_folder
+from its2clr.encoder_export.trident import write_trident
+from its2clr.encoders.weights import load_network
+from its2clr.engine.checkpoint import load_checkpoint
+from its2clr.errors import InputError
+from its2clr.files import read_json, write_text
+from its2clr.run.opening import open_run
+from its2clr.run.stages import REFINED, STAGE_OF, Stages
+
+FORMATS = ("timm", "onnx", "features")
+
+
+def export_encoder(
+    run: str | Path,
+    out: str | Path,
+    encoder: str = REFINED,
+    formats: Collection[str] = ("timm",),
+    licence: str | None = None,
+    *,
+    quiet: bool = True,
+) -> Path:
+    """Write a run's encoder for other software, with a model card.
+
+    Args:
+        run: Folder of the run.
+        out: Folder to make; it must not exist, or be empty.
+        encoder: "its2clr", "simclr" or "end_to_end".
+        formats: Of "timm", "onnx" and "features".
+        licence: Stated in the model card; None says that none is stated.
+        quiet: Say nothing.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: The run has no such encoder, a format is unknown, or the folder holds something.
+    """
+    out = Path(out)
+    if not formats or not set(formats) <= set(FORMATS):
+        raise InputError(f"formats {', '.join(formats) or 'none'}: give one or more of {', '.join(FORMATS)}")
+    if "onnx" in formats:
+        require_onnx()
+    _refuse_content(out)
+    stages = open_run(run, quiet=quiet)
+    path = _checkpoint(stages, encoder)
+    network = load_network(path).encoder.eval()
+    built = EncoderConfig.model_validate(load_checkpoint(path)[1]["encoder"])
+    _require_timm(built, formats)
+    cohort = Cohort.open(stages.run.cohort).without_labels()
+    size = cohort.tile_size
+    with whole_folder(out) as folder:
+        timm = write_timm_folder(folder, network, built, size) if "timm" in formats else None
+        if "onnx" in formats:
+            write_onnx(folder / ONNX, network, size)
+        trident = write_trident(folder, stages, encoder) if "features" in formats else None
+        exported = Exported(encoder, built, network.feature_dim, timm, "onnx" in formats, trident)
+        write_text(folder / "README.md", model_card(exported, stages.config, cohort, _results(stages), licence))
+    if trident is not None:
+        for note in trident.notes:
+            stages.engine.say(f"features: the name of the folder {trident.path.name} has {note}")
+    return out
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder beside `path` that gets its name on success and is removed on failure.
+
+    Raises:
+        InputError: `path` holds something.
+    """
+    _refuse_content(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    temporary.mkdir()
+    try:
+        yield temporary
+        _refuse_content(path)
+        if path.is_dir():
+            path.rmdir()
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _refuse_content(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(
+            f"{path}: is there already; exports never overwrite anything: give another --out, or remove it"
+        )
+
+
+def _checkpoint(stages: Stages, encoder: str) -> Path:
+    if encoder not in STAGE_OF:
+        raise InputError(f"no encoder named {encoder!r}; there are {', '.join(STAGE_OF)}")
+    if stages.run.done(STAGE_OF[encoder]) is None:
+        made = [name for name, stage in STAGE_OF.items() if stages.run.done(stage) is not None]
+        raise InputError(
+            f"{stages.run.path}: the {encoder} encoder is not there yet; finished: {', '.join(made) or 'none'}"
+        )
+    return stages.run.checkpoint(f"encoder-{encoder}")
+
+
+def _require_timm(built: EncoderConfig, formats: Collection[str]) -> None:
+    import timm
+
+    if not timm.is_model(built.name) and set(formats) != {"features"}:
+        raise InputError(f"the encoder {built.name!r} is no network of timm: only its features can be exported")
+
+
+def _results(stages: Stages) -> dict[str, Any] | None:
+    path = stages.run.path / "results.json"
+    found: dict[str, Any] | None = read_json(path) if path.is_file() else None
+    return found

@@ -1,0 +1,165 @@
+"""The panels of a map: the slide, what is known, and what each model says, all of one size and scale."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import shapely
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from its2clr.cohort.canvas import Canvas, TileCanvas, open_canvas
+from its2clr.cohort.slides.slide_image import SlideProblem
+from its2clr.cohort.tiles import TileFile
+from its2clr.maps.colours import colour
+from its2clr.maps.heat import Window, heat
+from its2clr.maps.source import ScoredModel, Source, mpp_level0
+from its2clr.maps.truth import Truth, bag_truth
+
+IMAGE, TRUTH = "Image", "Ground truth"
+"""Titles of the first panels."""
+
+OPACITY = 0.65
+"""Of the colours over the slide, so that tissue is seen through them."""
+
+_LARGEST_ENLARGED = 640
+_BLOCK_PIXELS = 2**25
+_VEIL = 0.45
+_LABELS = {None: "", 0: " (negative)", 1: " (positive)"}
+
+BLACK, WHITE = (0, 0, 0), (255, 255, 255)
+
+
+class Panel(NamedTuple):
+    """A picture with what stands above it."""
+
+    title: str
+    caption: str
+    image: Image.Image
+
+
+class BagPanels(NamedTuple):
+    """All panels of a bag.
+
+    Attributes:
+        bag_id: The bag.
+        panels: Slide, ground truth if there is any, one per model.
+        scale: Pixels of a panel per pixel of level 0.
+        mpp: Microns per pixel of level 0; NaN if unknown.
+    """
+
+    bag_id: str
+    panels: list[Panel]
+    scale: float
+    mpp: float
+
+
+def draw_bag(source: Source, bag_id: str, models: Sequence[ScoredModel], threshold: float, longest: int) -> BagPanels:
+    """Draw the panels of a bag.
+
+    Args:
+        source: Where the bag is.
+        bag_id: The bag.
+        models: Those to show.
+        threshold: Probability below which a map is transparent.
+        longest: Pixels of the longer side of a panel.
+    """
+    place = source.places[bag_id]
+    tiles = place.tiles()
+    scores = [model.bag(bag_id) for model in models]
+    with open_canvas(tiles) as canvas:
+        out = panel_size(canvas.size, longest)
+        slide = _picture(canvas, tiles, out)
+        truth = bag_truth(place, scores[0], canvas)
+        window = Window(0, 0, *canvas.size)
+    panels = [Panel(IMAGE, bag_id + _LABELS[place.label], slide)]
+    scale = np.array(out) / np.array(window[2:])
+    if truth is not None:
+        known = truth.origin if not truth.area.is_empty else "nothing positive"
+        panels.append(Panel(TRUTH, known, draw_truth(slide, truth, scale)))
+    for model, found in zip(models, scores, strict=True):
+        overlay = Image.fromarray(colour(heat(found, window, out), threshold))
+        caption = f"bag probability {found.probability:.2f}"
+        panels.append(Panel(model.title, caption, lay_over(slide, overlay)))
+    return BagPanels(bag_id, panels, float(scale[0]), mpp_level0(tiles))
+
+
+def panel_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
+    """Width and height of a panel; small bags are enlarged by a whole number, so that tiles stay sharp."""
+    scale = min(longest, max(*size, _LARGEST_ENLARGED)) / max(size)
+    scale = math.floor(scale) if scale > 1 else scale
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def _picture(canvas: Canvas, tiles: TileFile, out: tuple[int, int]) -> Image.Image:
+    """The slide, or its tiles at their places if it turns out to be damaged."""
+    try:
+        return thumbnail(canvas, out)
+    except SlideProblem:
+        return TileCanvas(tiles).read(0, 0, *canvas.size, out)
+
+
+def thumbnail(canvas: Canvas, out: tuple[int, int]) -> Image.Image:
+    """The whole canvas; a large one in parts, since its coarsest level may be as large as itself."""
+    width, height = canvas.size
+    if not canvas.is_slide or width * height <= _BLOCK_PIXELS:
+        return canvas.read(0, 0, width, height, out)
+    picture = Image.new("RGB", out)
+    parts = math.ceil(math.sqrt(width * height / _BLOCK_PIXELS))
+    edges = [np.linspace(0, side, parts + 1).round().astype(int).tolist() for side in out]
+    for left, right in zip(edges[0][:-1], edges[0][1:], strict=True):
+        for top, bottom in zip(edges[1][:-1], edges[1][1:], strict=True):
+            x, x_end = (round(edge * width / out[0]) for edge in (left, right))
+            y, y_end = (round(edge * height / out[1]) for edge in (top, bottom))
+            picture.paste(canvas.read(x, y, x_end - x, y_end - y, (right - left, bottom - top)), (left, top))
+    return picture
+
+
+def lay_over(slide: Image.Image, overlay: Image.Image) -> Image.Image:
+    """The slide in pale grey, so that all colour is the map's, with the overlay on it."""
+    grey = Image.blend(slide.convert("L").convert("RGB"), Image.new("RGB", slide.size, WHITE), _VEIL)
+    alpha = overlay.getchannel("A").point(lambda value: round(value * OPACITY))
+    return Image.composite(overlay.convert("RGB"), grey, alpha)
+
+
+def draw_truth(slide: Image.Image, truth: Truth, scale: Any) -> Image.Image:
+    """The slide with the positive area outlined, and the rest paler."""
+    area = shapely.transform(truth.area, lambda xy: xy * scale)
+    inside = Image.fromarray(fill(area, slide.size).astype(np.uint8) * 255)
+    picture = Image.composite(slide, Image.blend(slide, Image.new("RGB", slide.size, WHITE), _VEIL), inside)
+    draw = ImageDraw.Draw(picture)
+    width = max(1, max(slide.size) // 400)
+    rings = [list(ring.coords) for part in shapely.get_parts(area) for ring in (part.exterior, *part.interiors)]
+    for shade, thickness in ((WHITE, 3 * width), (BLACK, width)):  # seen on dark and on light tissue
+        for ring in rings:
+            draw.line(ring, fill=shade, width=thickness, joint="curve")
+    return picture
+
+
+def fill(area: Any, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which pixels have their centre in an area.
+
+    Along a row, every crossing of an outline begins or ends the inside.
+
+    Args:
+        area: Valid Polygon or MultiPolygon, in pixels.
+        size: Width and height.
+
+    Returns:
+        (height, width) whether it is inside.
+    """
+    width, height = size
+    crossings = np.zeros((height, width + 1), np.int64)
+    for part in shapely.get_parts(area):
+        for ring in (part.exterior, *part.interiors):
+            x, y = np.asarray(ring.coords)[:, :2].T
+            start, end = np.minimum(y[:-1], y[1:]), np.maximum(y[:-1], y[1:])
+            first, last = (np.clip(np.ceil(edge - 0.5), 0, height).astype(np.int64) for edge in (start, end))
+            line = np.repeat(np.arange(len(first)), last - first)
+            row = np.arange(len(line)) - np.repeat(np.cumsum(last - first) - last, last - first)
+            share = (row + 0.5 - y[line]) / (y[line + 1] - y[line])
+            column = np.ceil(x[line] + share * (x[line + 1] - x[line]) - 0.5)
+            np.add.at(crossings, (row, np.clip(column, 0, width).astype(np.int64)), 1)
+    inside: NDArray[np.bool_] = crossings.cumsum(axis=1)[:, :-1] % 2 == 1
+    return inside

@@ -1,0 +1,124 @@
+"""Lay panels out as one picture: titles, captions, scale bars and the legend of the colours."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from its2clr.maps.colours import colour
+from its2clr.maps.panels import BLACK, IMAGE, TRUTH, WHITE, BagPanels, lay_over
+
+_GREY = (90, 90, 90)
+_TISSUE = (170, 170, 170)
+"""Common brightness of tissue: the legend shows the colours as they look on it."""
+
+_BAR_SHARE = 0.3
+_LEGEND_WIDTH = 320
+
+
+def lay_out(rows: Sequence[BagPanels], threshold: float) -> Image.Image:
+    """One row of panels per bag, titles above the first row, the legend below the last.
+
+    Args:
+        rows: The bags; a column is what has the same title.
+        threshold: Probability below which maps are transparent, for the legend.
+    """
+    titles = list(dict.fromkeys(panel.title for row in rows for panel in row.panels))
+    titles.sort(key=lambda title: {IMAGE: 0, TRUTH: 1}.get(title, 2))
+    widest = {
+        title: max(panel.image.width for row in rows for panel in row.panels if panel.title == title)
+        for title in titles
+    }
+    text = min(36, max(13, min(widest.values()) // 26))  # pixels of the text's height
+    gap, line = text, round(text * 1.4)
+    heights = [max(panel.image.height for panel in row.panels) for row in rows]
+    legend = _legend(threshold, text)
+    width = max(sum(widest.values()) + gap * (len(titles) + 1), legend.width + 2 * gap)
+    height = gap + line + sum(heights) + len(rows) * (line + gap) + legend.height + gap
+    sheet = Image.new("RGB", (width, height), WHITE)
+    draw = ImageDraw.Draw(sheet)
+    lefts = dict(zip(titles, np.cumsum([gap, *(widest[title] + gap for title in titles)]).tolist(), strict=False))
+    for title, left in lefts.items():
+        draw.text((left, gap), _fitted(title, widest[title], text, bold=True), BLACK, _font(text, bold=True))
+    top = gap + line
+    for row, row_height in zip(rows, heights, strict=True):
+        for number, panel in enumerate(row.panels):
+            left = lefts[panel.title]
+            draw.text((left, top), _fitted(panel.caption, widest[panel.title], text), _GREY, _font(text))
+            image = panel.image if number else _with_scale_bar(panel.image, row, text)
+            sheet.paste(image, (left, top + line))
+        top += line + row_height + gap
+    sheet.paste(legend, (gap, top))
+    return sheet
+
+
+def _with_scale_bar(image: Image.Image, row: BagPanels, text: int) -> Image.Image:
+    """A bar of a round length in microns in the lower left corner, if the scale is known."""
+    microns = row.mpp / row.scale  # per pixel of the panel
+    if not math.isfinite(microns):
+        return image
+    length = _round_length(image.width * _BAR_SHARE * microns)
+    name = f"{length / 1000:g} mm" if length >= 1000 else f"{length:g} µm"
+    size, thick = max(11, round(text * 0.8)), max(2, text // 5)
+    pixels, pad = round(length / microns), max(3, text // 3)
+    wide = max(pixels, math.ceil(_font(size).getlength(name))) + 2 * pad
+    high = round(size * 1.3) + thick + 2 * pad
+    marked = image.copy()
+    draw = ImageDraw.Draw(marked)
+    top = image.height - high
+    draw.rectangle((0, top, wide - 1, image.height - 1), fill=WHITE)
+    draw.text((pad, top + pad // 2), name, BLACK, _font(size))
+    draw.rectangle((pad, image.height - pad - thick, pad + pixels - 1, image.height - pad - 1), fill=BLACK)
+    return marked
+
+
+def _round_length(longest: float) -> float:
+    """The largest of 1, 2, 5, 10, 20, ... that is not longer."""
+    power = 10.0 ** math.floor(math.log10(longest))
+    return max(step * power for step in (1, 2, 5) if step * power <= longest * (1 + 1e-9))
+
+
+def _legend(threshold: float, text: int) -> Image.Image:
+    """The colours from 0 to 1 as they look on a map, with the threshold."""
+    small = max(11, round(text * 0.9))
+    width, bar = _LEGEND_WIDTH * text // 16, text
+    name = "Probability of a tile to be positive"
+    note = f"transparent below {threshold:g}"
+    font = _font(small)
+    pad = math.ceil(font.getlength("0.0"))
+    total = width + math.ceil(max(font.getlength(name), font.getlength(note))) + 3 * pad
+    picture = Image.new("RGB", (total, bar + round(small * 1.6)), WHITE)
+    draw = ImageDraw.Draw(picture)
+    scale = np.tile((np.arange(width) + 0.5) / width, (bar, 1))
+    tissue = Image.new("RGB", (width, bar), _TISSUE)
+    picture.paste(lay_over(tissue, Image.fromarray(colour(scale, threshold))), (pad // 2, 0))
+    draw.rectangle((pad // 2, 0, pad // 2 + width - 1, bar - 1), outline=_GREY)
+    for value in sorted({0.0, threshold, 0.5, 1.0}):
+        x = pad // 2 + value * width
+        draw.line((x, bar, x, bar + small // 5), fill=_GREY)
+        draw.text((x, bar + small // 5), f"{value:g}", BLACK, font, anchor="mt")
+    draw.text((width + pad * 3 // 2, 0), name, BLACK, font)
+    draw.text((width + pad * 3 // 2, round(small * 1.3)), note, _GREY, font)
+    return picture
+
+
+def _fitted(words: str, width: int, size: int, *, bold: bool = False) -> str:
+    """Text on one line that is not wider than a panel."""
+    words = "".join(letter if letter.isprintable() else " " for letter in words)
+    font = _font(size, bold=bold)
+    if font.getlength(words) <= width:
+        return words
+    while words and font.getlength(words + "…") > width:
+        words = words[:-1]
+    return words + "…"
+
+
+@cache
+def _font(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
+    import matplotlib as mpl
+
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    return ImageFont.truetype(Path(mpl.get_data_path()) / "fonts" / "ttf" / name, size)

@@ -1,0 +1,230 @@
+"""Where scores come from: the folder of an evaluated run, or of predictions for new bags; both look the same here."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import pandas as pd
+
+from its2clr.cohort import Cohort
+from its2clr.cohort.splits import SPLITS
+from its2clr.cohort.tiles import TileFile
+from its2clr.errors import InputError
+from its2clr.files import read_json
+from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
+from its2clr.run.names import encoder_names
+from its2clr.run.scores import BagScores, Model, RunScores
+
+ENCODERS = ("simclr", "its2clr", "end_to_end")
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredModel:
+    """A model and what it says.
+
+    Attributes:
+        name: As on the command line and in files: its encoder, and its aggregator if that is not the run's own.
+        title: In plain words.
+        bag: Gives the scores of a bag.
+    """
+
+    name: str
+    title: str
+    bag: Callable[[str], BagScores]
+
+    @property
+    def folder(self) -> str:
+        """The name as a folder."""
+        return quote(self.name, safe="+ ")
+
+
+class Place(NamedTuple):
+    """Where a scored bag lies.
+
+    Attributes:
+        cohort: In which cohort.
+        bag_id: What it is called there.
+        split: Its split.
+        label: Its label; None without.
+    """
+
+    cohort: Cohort
+    bag_id: str
+    split: str
+    label: int | None = None
+
+    def tiles(self) -> TileFile:
+        """Its tile file."""
+        return self.cohort.tile_file(self.bag_id)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Scored bags.
+
+    Attributes:
+        path: The folder.
+        models: All models, in the order in which they are shown.
+        usual: Those that are shown if none is named.
+        best: The model whose regions are wanted.
+        places: Where every scored bag lies, by its id, in the order in which they are shown: of a run positive bags
+            come first, of predictions those with the highest probability.
+        split: The split that is shown if none is named; None: all.
+    """
+
+    path: Path
+    models: tuple[ScoredModel, ...]
+    usual: tuple[ScoredModel, ...]
+    best: ScoredModel
+    places: Mapping[str, Place]
+    split: str | None = None
+
+    @property
+    def best_first(self) -> tuple[ScoredModel, ...]:
+        """The usual models, the best one at their head."""
+        return (self.best, *(model for model in self.usual if model is not self.best))
+
+    def choose_models(self, names: Sequence[str] | None) -> tuple[ScoredModel, ...]:
+        """The models of these names, or the usual ones.
+
+        Raises:
+            InputError: If there is no such model.
+        """
+        if not names:
+            return self.usual
+        known = {model.name: model for model in self.models}
+        for name in names:
+            if name not in known:
+                raise InputError(f"{self.path}: no model {name!r}; there are {', '.join(known)}")
+        return tuple(known[name] for name in dict.fromkeys(names))
+
+    def choose_bags(self, bag_ids: Sequence[str] | None, split: str | None = None, limit: int = 0) -> list[str]:
+        """The bags to show: those named, or the first ones of a split.
+
+        Args:
+            bag_ids: Bags by name; None: all of the split.
+            split: Which; None: the source's own choice.
+            limit: How many at most, 0 for all; what is named is not limited.
+
+        Raises:
+            InputError: If there is no such bag or split.
+        """
+        if bag_ids:
+            for bag_id in bag_ids:
+                if bag_id not in self.places:
+                    raise InputError(f"{self.path}: no predictions for bag {bag_id!r}")
+            return list(dict.fromkeys(bag_ids))
+        wanted = split or self.split
+        if wanted not in (None, *SPLITS):
+            raise InputError(f"unknown split {wanted!r}; splits are {', '.join(SPLITS)}")
+        found = [bag_id for bag_id, place in self.places.items() if wanted in (None, place.split)]
+        if not found:
+            raise InputError(f"{self.path}: there are no bags of split {wanted}")
+        return found[:limit] if limit else found
+
+
+def bag_file(folder: Path, bag_id: str, suffix: str) -> Path:
+    """The file of a bag in a folder, whatever the bag is called."""
+    return folder / f"{quote(bag_id, safe='')}{suffix}"
+
+
+def mpp_level0(tiles: TileFile) -> float:
+    """Microns per pixel of level 0 of a tile file; NaN if unknown."""
+    mpp = float(tiles.attributes.get("mpp_level0", tiles.mpp * tiles.tile_size / tiles.tile_size_level0))
+    return mpp if mpp > 0 else math.nan
+
+
+def open_source(folder: str | Path) -> Source:
+    """Open the folder of an evaluated run, or what `its2clr predict` wrote.
+
+    Raises:
+        InputError: If it is neither, or what is in it does not fit together.
+    """
+    path = Path(folder)
+    return _predicted(path) if (path / INSTANCES).is_file() else _run(path)
+
+
+def _run(path: Path) -> Source:
+    scores = RunScores(path)
+    own = scores.config.aggregator.name
+    titles = encoder_names(scores.config)
+    order = sorted(
+        scores.models,
+        key=lambda model: (model.aggregator != own, ENCODERS.index(model.encoder) if model.encoder in ENCODERS else 9),
+    )
+
+    def scored(model: Model) -> ScoredModel:
+        more = "" if model.aggregator == own else model.aggregator
+        title = titles.get(model.encoder, model.encoder)
+        return ScoredModel(
+            f"{model.encoder}+{more}" if more else model.encoder,
+            f"{title} + {more}" if more else title,
+            partial(scores.bag, model=model),
+        )
+
+    models = {model: scored(model) for model in order}
+    usual = tuple(one for model, one in models.items() if model.aggregator == own)
+    everything = tuple(models.values())
+    places = _places(scores.cohort, {bag_id: bag_id for bag_id in scores.bags["bag_id"].tolist()})
+    places = dict(sorted(places.items(), key=lambda one: one[1].label != 1))
+    return Source(path, everything, usual or everything, models[scores.best], places, "test")
+
+
+def _predicted(path: Path) -> Source:
+    """Scores of `DIR/instances.parquet` and `DIR/predictions.csv`; the bags are where `DIR/prediction.json` says.
+
+    Without that file they are in `DIR/cohort`.
+    """
+    provenance = path / PROVENANCE
+    try:
+        bags = pd.read_csv(path / PREDICTIONS, dtype={"bag_id": str}, keep_default_na=False)
+        table = pd.read_parquet(path / INSTANCES, columns=["bag_id", "instance", "x", "y", "probability"])
+        probabilities = dict(zip(bags["bag_id"], bags["probability"].astype(float), strict=True))
+        described = read_json(provenance) if provenance.is_file() else {}
+        likely_first = sorted(probabilities, key=lambda bag_id: -probabilities[bag_id])
+        places = _predicted_places(path, described, likely_first)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: its predictions cannot be read ({error}); run `its2clr predict` again") from error
+    rows = {str(bag_id): part.sort_values("instance") for bag_id, part in table.groupby("bag_id", sort=False)}
+
+    def bag(bag_id: str) -> BagScores:
+        if bag_id not in rows or bag_id not in places:
+            raise InputError(f"{path}: no predictions for bag {bag_id!r}")
+        tiles, part = places[bag_id].tiles(), rows[bag_id]
+        if not np.array_equal(part[["x", "y"]].to_numpy(), tiles.coords):
+            raise InputError(f"{path}: predictions of bag {bag_id!r} are not of the tiles in {tiles.path}")
+        truth = tiles.labels if tiles.has_labels else None
+        instances = part["probability"].to_numpy(dtype=np.float64)
+        return BagScores(bag_id, probabilities[bag_id], instances, tiles.coords, tiles.tile_size_level0, truth)
+
+    model = ScoredModel("its2clr", described.get("model", {}).get("method", "ItS2CLR"), bag)
+    return Source(path, (model,), (model,), model, places)
+
+
+def _predicted_places(path: Path, described: dict[str, Any], bag_ids: list[str]) -> dict[str, Place]:
+    """Where predicted bags lie; a folder of predictions may have been moved with the cohort in it."""
+    own = path / "cohort"
+    places: dict[str, Place] = {}
+    for entry in described.get("cohorts", [{"path": own, "bags": {bag_id: bag_id for bag_id in bag_ids}}]):
+        folder = Path(entry["path"])
+        cohort = Cohort.open(own if folder.name == own.name and not folder.exists() else folder)
+        places |= _places(cohort, entry["bags"])
+    return {bag_id: places[bag_id] for bag_id in bag_ids}
+
+
+def _places(cohort: Cohort, names: Mapping[str, str]) -> dict[str, Place]:
+    """The bags of a cohort, by what they are called in the scores."""
+    bags = cohort.bags.set_index("bag_id")
+    missing = sorted(set(names.values()) - set(bags.index))
+    if missing:
+        raise InputError(f"{cohort.path}: bag {missing[0]!r} has predictions but is not in this cohort any more")
+    splits = bags["split"].to_dict()
+    labels = bags["label"].to_dict() if "label" in bags.columns else {}
+    return {name: Place(cohort, bag_id, splits[bag_id], labels.get(bag_id)) for name, bag_id in names.items()}

@@ -1,0 +1,266 @@
+"""Score predictions for new bags against labels that prediction never saw: external validation."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.metrics import balanced_accuracy_score, brier_score_loss, recall_score
+
+from its2clr import __version__
+from its2clr.cohort.layout import PROBLEMS_FILE
+from its2clr.cohort.table_checks import check_bag_ids, parse_bag_labels, parse_instance_labels
+from its2clr.cohort.tables import Problem, at_row, raise_problems, read_table, require_columns
+from its2clr.errors import InputError
+from its2clr.evaluation import bag_metric_intervals, bag_metrics, instance_auc_interval, instance_metrics
+from its2clr.evaluation.arrays import UNKNOWN
+from its2clr.files import read_json
+from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
+
+_LISTED = 5
+_PROBABILITIES = ["probability", "calibrated_probability"]
+_TITLES = {
+    "auc": "AUC",
+    "auprc": "AUPRC",
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "balanced_accuracy": "balanced accuracy",
+    "brier": "Brier score, calibrated",
+}
+
+
+def score(
+    predictions: str | Path,
+    bags: str | Path,
+    instances: str | Path | None = None,
+    split: str | None = None,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure predictions on the bags that have both a prediction and a label.
+
+    Args:
+        predictions: Folder of what `its2clr predict` wrote.
+        bags: Table with `bag_id` and `label`.
+        instances: Table with `bag_id`, `file` and `label`; `file` as in the table that the images were packed with.
+        split: Only bags with this value in column `split`.
+        resamples: Bootstrap resamples of bags.
+        seed: Seed of the resamples.
+
+    Returns:
+        The content of `scores.json`: `bag` with `auc`, `auprc`, and at the model's `threshold` `sensitivity`,
+        `specificity` and `balanced_accuracy`, and `brier` of the calibrated probabilities; `bag_intervals` of three of
+        them; `bags`, how many there are and which were left out. With instances `instance`, `instance_intervals` and
+        `instances` too.
+
+    Raises:
+        InputError: The folder holds no predictions, a table is wrong, or what both know is not enough for an AUC.
+    """
+    folder, table = Path(predictions), Path(bags)
+    described, predicted = _read_predictions(folder)
+    labelled = _read_labels(table, split)
+    shared = predicted.index.intersection(labelled.index, sort=False)
+    if shared.empty:
+        raise InputError(
+            f"{table}: none of its {len(labelled)} bags was predicted; bag_id is {labelled.index[0]!r} there and "
+            f"{predicted.index[0]!r} in {folder / PREDICTIONS}"
+        )
+    labels, scored = labelled[shared].to_numpy(), predicted.loc[shared]
+    _require_both_classes(labels, table, "predicted bags")
+    probability = scored["probability"].to_numpy()
+    threshold = described["threshold"]
+    called = probability >= threshold
+    intervals = bag_metric_intervals(labels, probability[None], [threshold], resamples=resamples, seed=seed)
+    found: dict[str, Any] = {
+        "its2clr": __version__,
+        "model": described["model"],
+        "threshold": threshold,
+        "predictions": str(folder),
+        "table": str(table),
+        "split": split,
+        "bags": {
+            **_counts(labels),
+            "not_predicted": labelled.index.difference(shared, sort=False).tolist(),
+            "without_label": predicted.index.difference(shared, sort=False).tolist(),
+        },
+        "bag": {
+            **bag_metrics(labels, probability),
+            "sensitivity": float(recall_score(labels, called)),
+            "specificity": float(recall_score(labels, called, pos_label=0)),
+            "balanced_accuracy": float(balanced_accuracy_score(labels, called)),
+            "brier": float(brier_score_loss(labels, scored["calibrated_probability"])),
+        },
+        "bag_intervals": {name: list(intervals[name]) for name in ("auc", "auprc", "balanced_accuracy")},
+    }
+    if instances is not None:
+        found |= _score_instances(folder, Path(instances), shared.tolist(), resamples, seed)
+    return found
+
+
+def score_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Rows of the closing table: what is measured, of bags, and of instances where they were."""
+    parts = [name for name in ("bag", "instance") if name in found]
+    rows = [(title, *(_cell(found, part, metric) for part in parts)) for metric, title in _TITLES.items()]
+    rows += [(count, *(str(found[f"{part}s"][count]) for part in parts)) for count in ("positive", "negative")]
+    return rows
+
+
+def score_notes(found: dict[str, Any]) -> list[str]:
+    """What a person should know of the numbers: the threshold, and what was left out."""
+    table = found["table"] if found["split"] is None else f"{found['table']} (split {found['split']})"
+    notes = [
+        f"called positive from a probability of {found['threshold']:.3f} on, chosen on the model's validation bags"
+    ]
+    not_predicted, without_label = found["bags"]["not_predicted"], found["bags"]["without_label"]
+    if not_predicted:
+        tried = f"for those that were tried, {Path(found['predictions']) / PROBLEMS_FILE} says why"
+        notes.append(f"{len(not_predicted)} bags of {table} have no prediction: {_listed(not_predicted)}; {tried}")
+    if without_label:
+        notes.append(f"{len(without_label)} predicted bags have no label in {table}: {_listed(without_label)}")
+    if found.get("instances", {}).get("without_label"):
+        notes.append(f"{found['instances']['without_label']} instances of these bags have no label and were left out")
+    return notes
+
+
+def _read_predictions(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """What is known of the model, and the probabilities by bag."""
+    for name in (PREDICTIONS, PROVENANCE):
+        if not (folder / name).is_file():
+            raise InputError(
+                f"{folder}: not a folder of predictions (it has no {name}); `its2clr predict MODEL INPUT --out FOLDER` "
+                "makes one"
+            )
+    try:
+        described = read_json(folder / PROVENANCE)
+        known = {"model": described["model"], "threshold": float(described["threshold"])}
+        table = pd.read_csv(
+            folder / PREDICTIONS,
+            dtype={"bag_id": str},
+            keep_default_na=False,
+            converters=dict.fromkeys(_PROBABILITIES, float),  # to the last bit: a threshold may be that close
+        )[["bag_id", *_PROBABILITIES]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder}: its predictions cannot be read ({error}); run `its2clr predict` again") from error
+    repeated = table["bag_id"][table["bag_id"].duplicated()].tolist()
+    if repeated:
+        raise InputError(f"{folder / PREDICTIONS}: bag_id {repeated[0]!r} is there twice; run `its2clr predict` again")
+    return known, table.set_index("bag_id")
+
+
+def _read_labels(path: Path, split: str | None) -> "pd.Series[int]":
+    """The label of each bag of a table, or of one split of it."""
+    table = _read(path, ["bag_id", "label", *([] if split is None else ["split"])])
+    if split is not None:
+        there = sorted(set(table["split"]))
+        table = table[table["split"] == split]
+        if table.empty:
+            raise InputError(f"{path}: no bag is in split {split!r}; column split has {', '.join(map(repr, there))}")
+    if table.empty:
+        raise InputError(f"{path}: there are no bags below the header")
+    problems: list[Problem] = []
+    check_bag_ids(table, path, problems)
+    labels = parse_bag_labels(table, path, problems)
+    raise_problems(problems)
+    return pd.Series(labels, index=pd.Index(table["bag_id"].tolist(), dtype=object))
+
+
+def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    problems: list[Problem] = []
+    table = read_table(path, problems)
+    if table is not None:
+        require_columns(table, path, columns, problems)
+    raise_problems(problems)
+    assert table is not None
+    return table
+
+
+def _score_instances(folder: Path, path: Path, bag_ids: list[str], resamples: int, seed: int) -> dict[str, Any]:
+    truth = _read_instance_labels(path, set(bag_ids))
+    try:
+        predicted = pd.read_parquet(folder / INSTANCES, columns=["bag_id", "name", "probability"])
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder / INSTANCES}: cannot be read ({error}); run `its2clr predict` again") from error
+    predicted = predicted[predicted["bag_id"].isin(bag_ids)].sort_values("bag_id", kind="stable")
+    keys = list(zip(predicted["bag_id"], predicted["name"].str.strip(), strict=True))  # as cells of a table are
+    _require_predicted(truth, keys, path)
+    predicted = predicted.assign(label=[truth.get(key, UNKNOWN) for key in keys])
+    known = predicted[predicted["label"] != UNKNOWN]
+    labels, probability = known["label"].to_numpy(), known["probability"].to_numpy()
+    _require_both_classes(labels, path, "predicted instances")
+    offsets = np.concatenate([[0], np.cumsum(known.groupby("bag_id", sort=False).size())])
+    interval = instance_auc_interval(labels, probability, offsets, resamples=resamples, seed=seed)
+    metrics = instance_metrics(labels, probability)
+    return {
+        "instances": {**_counts(labels), "without_label": len(predicted) - len(known)},
+        "instance": {name: metrics[name] for name in ("auc", "auprc")},
+        "instance_intervals": {"auc": list(interval)},
+    }
+
+
+def _read_instance_labels(path: Path, bag_ids: set[str]) -> dict[tuple[str, str], int]:
+    """The known labels of the instances of some bags, by bag and file."""
+    table = _read(path, ["bag_id", "file", "label"])
+    table = table[table["bag_id"].isin(bag_ids)]
+    problems: list[Problem] = []
+    labels = parse_instance_labels(table, path, problems)
+    truth: dict[tuple[str, str], int] = {}
+    for row, bag_id, file, label in zip(table.index, table["bag_id"], table["file"], labels, strict=True):
+        if label != UNKNOWN and truth.setdefault((bag_id, file), label) != label:
+            problems.append(Problem(at_row(path, row), f"file {file!r} of bag {bag_id!r} has another label further up"))
+    raise_problems(problems)
+    if not truth:
+        raise InputError(f"{path}: no instance of the {len(bag_ids)} bags that are scored has a label there")
+    return truth
+
+
+def _require_predicted(truth: dict[tuple[str, str], int], keys: list[tuple[str, str]], path: Path) -> None:
+    """Refuse labels of instances that were not predicted: names written in another way, or other images."""
+    there = set(keys)
+    missing = [key for key in truth if key not in there]
+    if not missing:
+        return
+    bag_id, file = missing[0]
+    names = [name for bag, name in keys if bag == bag_id]
+    example = f"bag {bag_id!r} has file {file!r} there and name {names[0] if names else ''!r} in {INSTANCES}"
+    if len(missing) == len(truth):
+        raise InputError(
+            f"{path}: none of its {len(truth)} labelled instances of scored bags was predicted; {example}; "
+            "column file must be written as when the images were packed (of a folder of images: the file's own name)"
+        )
+    raise InputError(
+        f"{path}: {len(missing)} of {len(truth)} labelled instances of scored bags were not predicted; {example}; "
+        "is it the table that the images were packed with? Leave the label of images that could not be packed empty"
+    )
+
+
+def _require_both_classes(labels: NDArray[np.integer[Any]], path: Path, what: str) -> None:
+    if len(set(labels.tolist())) == 1:
+        raise InputError(
+            f"{path}: all {len(labels)} {what} with a label have label {labels[0]}; AUC is not defined without both "
+            "classes"
+        )
+
+
+def _counts(labels: NDArray[np.integer[Any]]) -> dict[str, int]:
+    positive = int(labels.sum())
+    return {"scored": len(labels), "positive": positive, "negative": len(labels) - positive}
+
+
+def _cell(found: dict[str, Any], part: str, metric: str) -> str:
+    if metric not in found[part]:
+        return "-"
+    value = found[part][metric]
+    of = {"sensitivity": "positive", "specificity": "negative"}.get(metric)
+    if of is not None:
+        count = found[f"{part}s"][of]
+        return f"{value:.3f} ({round(value * count)} of {count})"
+    interval = found[f"{part}_intervals"].get(metric)
+    return f"{value:.3f}" if interval is None else f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -1,0 +1,97 @@
+"""A model's scores for any number of bags, some at a time, so that memory does not grow with the cohort."""
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from its2clr.aggregators.data import BagFeatures
+from its2clr.cohort import Cohort
+from its2clr.encoders.extraction import extract_features
+from its2clr.engine.devices import Engine
+from its2clr.engine.progress import ProgressBar
+from its2clr.errors import InputError
+from its2clr.predict.model_file import TrainedModel
+from its2clr.run.evaluation import Scores
+from its2clr.tile_store import TileStore
+
+GROUP_BYTES = 2**30
+"""Decoded tiles held at once, and as many being decoded meanwhile; a larger bag comes alone."""
+
+
+def score_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Scores:
+    """Scores of every retrained aggregator for the bags of a cohort, whose labels are not looked at.
+
+    A bag's scores do not depend on the other bags.
+
+    Args:
+        model: The model.
+        cohort: Bags whose tiles fit the model.
+        engine: Where to compute.
+    """
+    found = [Scores.of(model.aggregators, features) for features in represent_bags(model, cohort, engine)]
+    return Scores(
+        np.concatenate([scores.bags for scores in found], axis=1),
+        np.concatenate([scores.instances for scores in found], axis=1),
+    )
+
+
+def represent_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Iterator[BagFeatures]:
+    """A model's features of the bags of a cohort, part after part, in the order of the bags.
+
+    Raises:
+        InputError: The tiles have another size than the model's.
+    """
+    misfit = model.tiling.misfit_of_cohort(cohort.info)
+    if misfit is not None:
+        raise InputError(f"{cohort.path}: {misfit}")
+    bars = ProgressBar(enabled=engine.bars.enabled, console=engine.bars.console)
+    with bars.start("predict", cohort.n_instances, "tiles") as progress, _silent(engine):
+        encoder = model.encoder.to(engine.device)
+        for part, tiles in _decoded(cohort.without_labels(), engine):
+            features = extract_features(encoder, tiles, engine, engine.extract_batch_size, progress)
+            yield BagFeatures(features, torch.from_numpy(part.offsets()))
+
+
+def bag_groups(cohort: Cohort, group_bytes: int) -> list[Cohort]:
+    """A cohort in parts of neighbouring bags, each small enough to be held decoded."""
+    most = max(1, group_bytes // (math.prod(cohort.instance_shape) * np.dtype(cohort.instance_dtype).itemsize))
+    starts, held = [0], 0
+    for row, count in enumerate(cohort.bags["n_instances"].tolist()):
+        if held and held + count > most:
+            starts.append(row)
+            held = 0
+        held += count
+    ends = [*starts[1:], len(cohort)]
+    return [
+        Cohort(cohort.path, cohort.bags.iloc[start:end].reset_index(drop=True), cohort.info, cohort.labels_visible)
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def _decoded(cohort: Cohort, engine: Engine) -> Iterator[tuple[Cohort, TileStore]]:
+    """Each part with its tiles; the next part is decoded while this one is used."""
+    parts = bag_groups(cohort, GROUP_BYTES)
+    if engine.world_size > 1:  # processes agree on every part, in the order they come to it
+        yield from ((part, TileStore.from_cohort(part, engine)) for part in parts)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(TileStore.from_cohort, parts[0], engine)
+        for number, part in enumerate(parts):
+            tiles = ahead.result()
+            if number + 1 < len(parts):
+                ahead = pool.submit(TileStore.from_cohort, parts[number + 1], engine)
+            yield part, tiles
+
+
+@contextmanager
+def _silent(engine: Engine) -> Iterator[None]:
+    """One bar is enough: those of decoding and extraction are not shown."""
+    shown, engine.bars.enabled = engine.bars.enabled, False
+    try:
+        yield
+    finally:
+        engine.bars.enabled = shown

@@ -1,0 +1,233 @@
+"""What a person names to be predicted: packed cohorts, slides, image folders and manifests, sorted into bags."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from its2clr.cohort import LeftOut, read_manifest
+from its2clr.cohort.features.layouts import SUFFIXES, FeatureProblem, find_feature_files, read_header
+from its2clr.cohort.features.packing import FeatureBag, read_feature_manifest
+from its2clr.cohort.layout import INFO_FILE
+from its2clr.cohort.manifest import IMAGE_SUFFIXES, list_images
+from its2clr.cohort.slides import Slide, read_slide_manifest
+from its2clr.cohort.tables import read_table
+from its2clr.errors import InputError
+from its2clr.predict.bag_names import distinct_names
+from its2clr.predict.tiling import Kind
+
+SLIDE_SUFFIXES = (
+    ".bif", ".czi", ".dcm", ".mrxs", ".ndpi", ".scn", ".svs", ".svslide", ".tif", ".tiff", ".vms", ".vmu", ".zvi",
+)  # fmt: skip
+"""Files of a folder that are tried as slides; a file that is named itself may have any name."""
+MANIFEST_SUFFIXES = (".csv", ".tsv")
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """One bag of ordinary images.
+
+    Attributes:
+        bag_id: The bag.
+        row: The row of the manifest; 0 if there is none.
+        folder: Where the images are, for people.
+        files: The images.
+        names: Their names.
+    """
+
+    bag_id: str
+    row: int
+    folder: Path
+    files: tuple[Path, ...]
+    names: tuple[str, ...]
+
+
+@dataclass
+class Inputs:
+    """Everything that was named, sorted.
+
+    Attributes:
+        cohorts: Folders of packed cohorts.
+        slides: Slides to be tiled; each has an identifier of its own.
+        folders: Folders of images to be packed; the same.
+        features: Feature files to be packed; the same.
+        left_out: What cannot be predicted, and why.
+    """
+
+    cohorts: list[Path] = field(default_factory=list)
+    slides: list[Slide] = field(default_factory=list)
+    folders: list[ImageFolder] = field(default_factory=list)
+    features: list[FeatureBag] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    def leave_out(self, path: Path, problem: str, row: int = 0) -> None:
+        """Note an input that cannot be predicted."""
+        self.left_out.append(LeftOut("", str(path), row, problem))
+
+
+def sort_inputs(paths: Iterable[str | Path], kind: Kind) -> Inputs:
+    """Sort what a person named, for a model of a kind; no label is read.
+
+    Args:
+        paths: Cohort folders, slides, folders of slides, folders of images, folders of such folders, manifests.
+        kind: What the model takes.
+
+    Raises:
+        InputError: A path does not exist, or a manifest is wrong.
+    """
+    found = Inputs()
+    named = list(dict.fromkeys(Path(path).absolute() for path in paths))
+    if not named:
+        raise InputError("nothing to predict: name cohorts, slides, folders of images or a manifest")
+    for path in named:
+        if not path.exists():
+            raise InputError(f"{path}: there is no such file or folder")
+    for path in named:
+        _sort(path, kind, found)
+    found.slides = _once(found.slides)
+    slide_ids = distinct_names([(slide.bag_id, slide.file) for slide in found.slides])
+    found.slides = [replace(slide, bag_id=name) for slide, name in zip(found.slides, slide_ids, strict=True)]
+    folder_ids = distinct_names([(one.bag_id, one.folder) for one in found.folders])
+    found.folders = [replace(one, bag_id=name) for one, name in zip(found.folders, folder_ids, strict=True)]
+    found.features = list({one.file.resolve(): one for one in found.features}.values())
+    feature_ids = distinct_names([(one.bag_id, one.file) for one in found.features])
+    found.features = [replace(one, bag_id=name) for one, name in zip(found.features, feature_ids, strict=True)]
+    return found
+
+
+def _sort(path: Path, kind: Kind, found: Inputs) -> None:
+    if (path / INFO_FILE).is_file():
+        found.cohorts.append(path)
+    elif path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES:
+        _read_manifest(path, kind, found)
+    elif kind == "tiles":
+        reason = "how the tiles of this model's cohort were made is not known (it was resampled)"
+        found.leave_out(path, f"{reason}; pack these bags the same way and give the cohort")
+    elif kind == "slides":
+        _find_slides(path, found)
+    elif kind == "features":
+        _find_features(path, found)
+    else:
+        _find_folders(path, found)
+
+
+def _read_manifest(path: Path, kind: Kind, found: Inputs) -> None:
+    if kind == "features":
+        listed = read_feature_manifest(path, path.parent, labelled=False)
+        found.left_out += listed.left_out
+        _add_features(listed.bags, found)
+        return
+    table = read_table(path, [])
+    columns = set() if table is None else set(table.columns)
+    if kind == "slides" and not ("path" in columns and "file" not in columns):
+        slides = read_slide_manifest(path, labelled=False).slides
+        # Annotations are ground truth, which is not looked at here.
+        found.slides += [replace(slide, annotation=None, unannotated=None) for slide in slides]
+    elif kind == "images" and not ("file" in columns and "path" not in columns):
+        manifest = read_manifest(path, labelled=False)
+        members = dict(iter(manifest.instances.groupby("bag_id", sort=False)))
+        for row, bag_id in zip(manifest.bags.index.tolist(), manifest.bags["bag_id"].tolist(), strict=True):
+            files = tuple(Path(file) for file in members[bag_id]["file"].tolist())
+            names = tuple(members[bag_id]["name"].tolist())
+            found.folders.append(ImageFolder(bag_id, row, files[0].parent, files, names))
+    else:
+        takes = {"slides": "slides", "images": "folders of images", "tiles": "packed cohorts"}[kind]
+        found.leave_out(path, f"this manifest names something else than the model takes, which is {takes}")
+
+
+def _find_features(path: Path, found: Inputs) -> None:
+    if path.is_file():
+        _add_features([FeatureBag(path.stem, 0, path)], found)
+        return
+    files = find_feature_files(path)
+    if not files:
+        found.leave_out(
+            path, f"there are no feature files in this folder ({', '.join(SUFFIXES)}), which the model takes"
+        )
+    _add_features([FeatureBag(name, 0, file) for name, paths in files.items() for file in paths], found)
+
+
+def _add_features(bags: Iterable[FeatureBag], found: Inputs) -> None:
+    for bag in bags:
+        try:
+            read_header(bag.file)
+        except FeatureProblem as problem:
+            found.leave_out(bag.file, str(problem).removeprefix(f"{bag.file}: "), bag.row)
+        else:
+            found.features.append(bag)
+
+
+def _find_slides(path: Path, found: Inputs) -> None:
+    files = [path] if path.is_file() else _slides_in(path)
+    if not files:
+        reason = f"there is no slide in this folder ({', '.join(SLIDE_SUFFIXES)})"
+        if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.rglob("*")):
+            reason += "; it holds images, and the model is for slides"
+        found.leave_out(path, reason)
+    found.slides += [Slide(bag_id=file.stem or file.name, row=0, file=file, name=str(file)) for file in files]
+
+
+def _slides_in(folder: Path) -> list[Path]:
+    """Slides in a folder and the folders below it, sorted; hidden ones are none, and a DICOM slide counts once."""
+    found: list[Path] = []
+    seen: set[Path] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if Path(place).resolve() in seen:  # a link to a folder above would be followed for ever
+            folders.clear()
+            continue
+        seen.add(Path(place).resolve())
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files = (Path(place) / name for name in names if not name.startswith("."))
+        found += [file for file in files if file.suffix.lower() in SLIDE_SUFFIXES and file.is_file()]
+    return list(_one_per_series(sorted(found)))
+
+
+def _one_per_series(files: Iterable[Path]) -> Iterator[Path]:
+    """Of the files of a DICOM slide, one for each level and kind of picture, only the first."""
+    seen: set[tuple[Path, str]] = set()
+    for file in files:
+        if file.suffix.lower() == ".dcm":
+            key = (file.parent, _series(file))
+            if key in seen:
+                continue
+            seen.add(key)
+        yield file
+
+
+def _series(file: Path) -> str:
+    import pydicom
+
+    try:
+        found = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=["SeriesInstanceUID"])
+    except Exception:  # noqa: BLE001 - what is wrong with it is said when it is opened as a slide
+        return file.name
+    return str(found.get("SeriesInstanceUID", file.name))
+
+
+def _find_folders(path: Path, found: Inputs) -> None:
+    if path.is_file():
+        found.leave_out(path, "is one file, and the model is for bags of images: put the images of a bag into a folder")
+        return
+    folders = [path]
+    if not list_images(path):
+        folders = [one for one in sorted(path.iterdir()) if one.is_dir() and not one.name.startswith(".")]
+        if not any(list_images(one) for one in folders):
+            kinds = ", ".join(IMAGE_SUFFIXES)
+            found.leave_out(path, f"there are no images in this folder, nor in the folders directly in it ({kinds})")
+            return
+    for folder in folders:
+        files = tuple(list_images(folder))
+        if not files:
+            found.leave_out(folder, "there are no images directly in this folder")
+            continue
+        found.folders.append(ImageFolder(folder.name, 0, folder, files, tuple(file.name for file in files)))
+
+
+def _once(slides: list[Slide]) -> list[Slide]:
+    """A slide that was named twice, as itself and within its folder say, is one bag; a manifest knows most about it."""
+    known: dict[Path, Slide] = {}
+    for slide in slides:
+        place = slide.file.resolve()
+        if place not in known or slide.row > known[place].row:
+            known[place] = slide
+    return list(known.values())

@@ -1,0 +1,215 @@
+"""The model file: everything that a prediction needs in one archive, `model.its2clr`, of JSON and safetensors.
+
+```
+model.json                 what it is: format, encoder, aggregators, tiling, calibration, threshold, how good it was
+encoder.safetensors        weights of the encoder; the projector is for training only and left out
+aggregators.safetensors    weights of every retrained aggregator, stacked; a prediction is their mean
+```
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from its2clr import __version__
+from its2clr.aggregators.base import aggregator_names
+from its2clr.aggregators.config import OptionValue
+from its2clr.aggregators.stacked import build
+from its2clr.aggregators.trained import TrainedAggregators
+from its2clr.archive import read_archive, write_archive
+from its2clr.config import EncoderConfig
+from its2clr.encoders.encoder import Encoder, create_encoder
+from its2clr.encoders.weights import FOREIGN_WEIGHTS
+from its2clr.engine.checkpoint import load_module
+from its2clr.errors import InputError
+from its2clr.predict.calibration import Calibration
+from its2clr.predict.tiling import Tiling
+
+SUFFIX = ".its2clr"
+MODEL_FILE = f"model{SUFFIX}"
+FORMAT = 1
+_JSON, _ENCODER, _AGGREGATORS = "model.json", "encoder.safetensors", "aggregators.safetensors"
+_ADVICE = "copy it again, or make it anew with `its2clr evaluate RUN`"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AggregatorPart(_Part):
+    """The trained aggregators, without their weights."""
+
+    name: str
+    options: dict[str, OptionValue]
+    feature_dim: int = Field(gt=0)
+    seeds: tuple[int, ...] = Field(min_length=1)
+    validation_auc: tuple[float, ...]
+    best_epoch: tuple[int, ...]
+
+
+class ModelDescription(_Part):
+    """What `model.json` holds."""
+
+    format: int = Field(default=FORMAT, description="version of the format")
+    its2clr: str = Field(default=__version__, description="package version that wrote it")
+    method: str = Field(description="how the encoder was trained, in the paper's words")
+    label: str = Field(description="what the bags are classified by: the label column of the training cohort")
+    encoder_name: str = Field(description="which encoder of the run: its2clr, end_to_end or simclr")
+    encoder: EncoderConfig = Field(description="how to build the encoder")
+    aggregator: AggregatorPart = Field(description="the aggregators whose mean is the prediction")
+    plugins: tuple[str, ...] = Field(default=(), description="files or modules that the run imported")
+    precision: Literal["auto", "32-true", "bf16-mixed"] = Field("auto", description="engine.precision of the run")
+    tiling: Tiling = Field(description="what bags it takes, and how they become tiles")
+    threshold: FiniteFloat = Field(description="bags are called positive from this probability on; of validation")
+    calibration: dict[str, FiniteFloat | int | None] = Field(description="fitted on validation bags; see the guide")
+    metrics: dict[str, Any] = Field(default_factory=dict, description="how good it was on the run's test bags")
+    cohort: dict[str, Any] = Field(default_factory=dict, description="numbers of bags it was trained and tested on")
+    sha256: dict[str, str] = Field(default_factory=dict, description="of the files of weights")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A model that can predict; make one with `load_model` or from a run with `model_of_run`.
+
+    Attributes:
+        description: What `model.json` holds.
+        encoder: The feature extractor.
+        aggregators: The trained aggregators.
+    """
+
+    description: ModelDescription
+    encoder: Encoder
+    aggregators: TrainedAggregators
+
+    @property
+    def calibration(self) -> Calibration:
+        """The calibration of bag probabilities."""
+        return Calibration(**self.description.calibration)  # type: ignore[arg-type]
+
+    @property
+    def tiling(self) -> Tiling:
+        """What bags it takes."""
+        return self.description.tiling
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash of description and weights: the same for equal models."""
+        return hashlib.sha256(_encoded(self.description)).hexdigest()[:16]
+
+
+def join_model(description: ModelDescription, encoder: Encoder, aggregators: TrainedAggregators) -> TrainedModel:
+    """Put a model together; its description then names the weights it belongs to."""
+    weights = {_ENCODER: _weights(encoder.state_dict()), _AGGREGATORS: _weights(dict(aggregators.state))}
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in weights.items()}
+    return TrainedModel(description.model_copy(update={"sha256": digests}), encoder, aggregators)
+
+
+def save_model(model: TrainedModel, path: str | Path) -> Path:
+    """Write a model file; it appears whole, and equal models give equal bytes."""
+    path = Path(path)
+    parts = {
+        _JSON: _encoded(model.description),
+        _ENCODER: _weights(model.encoder.state_dict()),
+        _AGGREGATORS: _weights(dict(model.aggregators.state)),
+    }
+    write_archive(path, parts)
+    return path
+
+
+def load_model(path: str | Path) -> TrainedModel:
+    """Read a model file.
+
+    Only JSON and safetensors are read, from this file alone: nothing is fetched, unpacked or unpickled.
+
+    Raises:
+        InputError: If it is missing, damaged, of a newer format, or needs a plugin that is not imported.
+    """
+    path = Path(path)
+    parts = read_archive(path, (_JSON, _ENCODER, _AGGREGATORS), _ADVICE)
+    description = _described(parts[_JSON], path)
+    for name in (_ENCODER, _AGGREGATORS):
+        if hashlib.sha256(parts[name]).hexdigest() != description.sha256.get(name):
+            raise InputError(f"{path}: {name} is not the one that model.json belongs to; {_ADVICE}")
+    _require_aggregator(description, path)
+    encoder = create_encoder(description.encoder)
+    load_module(encoder, _tensors(parts[_ENCODER], path), path)
+    return TrainedModel(description, encoder, _aggregators(description, _tensors(parts[_AGGREGATORS], path), path))
+
+
+def _encoded(description: ModelDescription) -> bytes:
+    return (json.dumps(description.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _described(content: bytes, path: Path) -> ModelDescription:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: model.json cannot be read ({error}); {_ADVICE}") from error
+    version = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(version, int):
+        raise InputError(f"{path}: model.json does not say its format; {_ADVICE}")
+    if version != FORMAT:
+        made = document.get("its2clr", "another version")
+        raise InputError(
+            f"{path}: the model has format {version}, this version of its2clr ({__version__}) reads {FORMAT}; "
+            f"install the version it was made with ({made}) or a newer one"
+        )
+    try:
+        description = ModelDescription.model_validate(document)
+        Calibration(**description.calibration)  # type: ignore[arg-type]
+        description.tiling.check()
+    except (ValidationError, InputError, TypeError) as error:
+        first = str(error).partition("\n")[0]
+        raise InputError(f"{path}: model.json is not that of a model ({first}); {_ADVICE}") from error
+    named = [option for option in FOREIGN_WEIGHTS if option in description.encoder.options]
+    if description.encoder.pretrained or description.encoder.weights is not None or named:
+        raise InputError(f"{path}: asks for weights from elsewhere ({', '.join(named) or 'pretrained'}); not read")
+    return description
+
+
+def _require_aggregator(description: ModelDescription, path: Path) -> None:
+    name = description.aggregator.name
+    if name in aggregator_names() or name.startswith("torchmil:"):  # which says itself what it needs
+        return
+    advice = "it was trained with another version of its2clr"
+    if description.plugins:
+        listed = ", ".join(description.plugins)
+        advice = f"the run imported {listed}: give that here too, as --set plugins=[{listed}]"
+    raise InputError(f"{path}: needs the aggregator {name!r}, which is not known here; {advice}")
+
+
+def _aggregators(description: ModelDescription, state: dict[str, Tensor], path: Path) -> TrainedAggregators:
+    part = description.aggregator
+    expected = build(part.name, part.options, part.feature_dim).state_dict()
+    shapes = {name: (len(part.seeds), *tensor.shape) for name, tensor in expected.items()}
+    if {name: tuple(tensor.shape) for name, tensor in state.items()} != shapes:
+        raise InputError(f"{path}: the weights do not fit the aggregator {part.name!r}; {_ADVICE}")
+    return TrainedAggregators(
+        name=part.name,
+        options=part.options,
+        feature_dim=part.feature_dim,
+        seeds=part.seeds,
+        validation_auc=np.array(part.validation_auc),
+        best_epoch=np.array(part.best_epoch, dtype=np.int64),
+        history=[],
+        state=state,
+    )
+
+
+def _tensors(content: bytes, path: Path) -> dict[str, Tensor]:
+    try:
+        return load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise InputError(f"{path}: the weights cannot be read ({error}); {_ADVICE}") from error
+
+
+def _weights(tensors: dict[str, Tensor]) -> bytes:
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(tensors.items())})

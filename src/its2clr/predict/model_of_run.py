@@ -1,0 +1,132 @@
+"""Make the model file of an evaluated run: its best encoder and aggregators, and what validation says about them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from its2clr.aggregators.trained import TrainedAggregators
+from its2clr.cohort.layout import read_info
+from its2clr.encoders.adapter import adapter_encoder
+from its2clr.encoders.weights import load_network, without_foreign_weights
+from its2clr.errors import InputError
+from its2clr.evaluation.operating_points import operating_points
+from its2clr.plugins import import_plugins
+from its2clr.predict.calibration import fit_calibration
+from its2clr.predict.model_file import (
+    MODEL_FILE,
+    AggregatorPart,
+    ModelDescription,
+    TrainedModel,
+    join_model,
+    load_model,
+    save_model,
+)
+from its2clr.predict.tiling import Tiling
+from its2clr.run.names import encoder_names
+from its2clr.run.scores import Model, RunScores
+from its2clr.run.stages import aggregator_path
+
+
+def export_model(run: str | Path, out: str | Path | None = None, model: Model | None = None) -> Path:
+    """Write the model file of an evaluated run.
+
+    Args:
+        run: Folder of the run.
+        out: Where to write; None: `model.its2clr` in the run.
+        model: Which encoder and aggregator; None: the refined encoder with the run's aggregator, or what there is.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: The run is not evaluated, or has no such model.
+    """
+    return save_model(model_of_run(run, model), Path(run) / MODEL_FILE if out is None else out)
+
+
+def open_model(path: str | Path) -> TrainedModel:
+    """The model of a file, or of a run folder: its model file if it holds the run's best model, else made anew.
+
+    Raises:
+        InputError: There is no model.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: there is no such run or model file")
+    if not path.is_dir():
+        return load_model(path)
+    scores = RunScores(path)
+    import_plugins(scores.config.plugins)
+    if (path / MODEL_FILE).is_file():
+        written = load_model(path / MODEL_FILE)
+        if Model(written.description.encoder_name, written.description.aggregator.name) == scores.best:
+            return written
+    return model_of_run(path)
+
+
+def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
+    """The model of an evaluated run, in memory; see `export_model`."""
+    scores = RunScores(run)
+    config = scores.config
+    import_plugins(config.plugins)
+    chosen = model or scores.best
+    if chosen not in scores.models:
+        raise InputError(f"{run}: no evaluated model {' + '.join(chosen)}")
+    own = config.aggregator.name
+    aggregators = TrainedAggregators.load(
+        aggregator_path(scores.run, chosen.encoder, None if chosen.aggregator == own else chosen.aggregator)
+    )
+    encoder = load_network(scores.run / "checkpoints" / f"encoder-{chosen.encoder}.safetensors").encoder.eval()
+    labels, probability = _validation(scores, chosen)
+    points = operating_points(labels, probability)
+    info = read_info(scores.cohort_path)
+    results = scores.results
+    of_encoder = results[chosen.encoder]
+    metrics = of_encoder["test"] if chosen.aggregator == own else of_encoder["aggregators"][chosen.aggregator]
+    description = ModelDescription(
+        method=encoder_names(config)[chosen.encoder],
+        label=str(info.settings.get("label", "label")),
+        encoder_name=chosen.encoder,
+        encoder=without_foreign_weights(adapter_encoder(config)),
+        aggregator=AggregatorPart(
+            name=aggregators.name,
+            options=dict(aggregators.options),
+            feature_dim=aggregators.feature_dim,
+            seeds=aggregators.seeds,
+            validation_auc=tuple(aggregators.validation_auc.tolist()),
+            best_epoch=tuple(aggregators.best_epoch.tolist()),
+        ),
+        plugins=tuple(Path(plugin).name if plugin.endswith(".py") else plugin for plugin in config.plugins),
+        precision=config.engine.precision,
+        tiling=Tiling.of_cohort(info),
+        threshold=points.best_threshold(points.balanced_accuracy),
+        calibration=fit_calibration(labels, probability).as_dict(),
+        metrics=_plain(metrics),
+        cohort=_plain({key: value for key, value in results["cohort"].items() if key != "path"}),
+    )
+    return join_model(description, encoder, aggregators)
+
+
+def _validation(scores: RunScores, model: Model) -> tuple[Any, Any]:
+    """Labels and probabilities of the validation bags; no other bag is looked at."""
+    bags = scores.bags
+    chosen = bags[
+        (bags["split"] == "val") & (bags["encoder"] == model.encoder) & (bags["aggregator"] == model.aggregator)
+    ]
+    if chosen.empty:
+        raise InputError(
+            f"{scores.run}: an older version of its2clr evaluated it, without predictions for validation bags; run "
+            f"`its2clr evaluate {scores.run}` again"
+        )
+    return chosen["label"].to_numpy(dtype=np.int64), chosen["probability"].to_numpy(dtype=np.float64)
+
+
+def _plain(value: Any) -> Any:
+    """The same without what JSON cannot hold: a number that is none becomes null."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

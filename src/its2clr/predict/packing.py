@@ -1,0 +1,146 @@
+"""Cut new slides or pack new images as a model's training cohort was, into a cohort without labels."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from its2clr.cohort import LeftOut, Manifest, pack_images
+from its2clr.cohort.features.layouts import read_header
+from its2clr.cohort.features.packing import FeatureBag, FeatureManifest, pack_features
+from its2clr.cohort.finish import NoBagLeftError
+from its2clr.cohort.layout import PROBLEMS_FILE
+from its2clr.cohort.parallel import default_workers
+from its2clr.cohort.slides import Slide, SlideManifest, SlideProblem, open_slide, pack_slides
+from its2clr.cohort.slides.scale import check_mpp, is_sane
+from its2clr.cohort.table_checks import UNKNOWN_LABEL
+from its2clr.cohort.tables import read_table
+from its2clr.engine.devices import Engine
+from its2clr.predict.inputs import ImageFolder, Inputs
+from its2clr.predict.tiling import Tiling
+
+
+class Packed(NamedTuple):
+    """What packing left.
+
+    Attributes:
+        any_bag: Whether there is a cohort.
+        left_out: Slides, images and bags that are not in it, and why.
+        notes: What a person should know of those that are.
+    """
+
+    any_bag: bool
+    left_out: list[LeftOut]
+    notes: list[str]
+
+
+def pack_inputs(
+    inputs: Inputs, out: Path, tiling: Tiling, engine: Engine, default_mpp: float | None, workers: int | None
+) -> Packed:
+    """Make a cohort of the slides, the image folders or the feature files; what is finished is not done again.
+
+    Args:
+        inputs: What to pack.
+        out: The cohort folder.
+        tiling: How the model wants it.
+        engine: Shows progress.
+        default_mpp: Microns per pixel of slides where neither file nor manifest says.
+        workers: Processes (slides) or threads (images); all cores if None.
+
+    Raises:
+        InputError: If the folder holds something else.
+    """
+    if default_mpp is not None:
+        check_mpp(default_mpp, "default_mpp")
+    try:
+        if inputs.slides:
+            notes = _pack_slides(inputs.slides, out, tiling, engine, default_mpp, workers)
+        elif inputs.folders:
+            notes = _pack_folders(inputs.folders, out, tiling, engine, workers)
+        elif inputs.features:
+            notes = _pack_features(inputs.features, out, engine, default_mpp, workers)
+        else:
+            return Packed(any_bag=False, left_out=[], notes=[])
+    except NoBagLeftError:
+        return Packed(any_bag=False, left_out=_problems(out), notes=[])
+    return Packed(any_bag=True, left_out=_problems(out), notes=notes)
+
+
+def _pack_slides(
+    slides: Sequence[Slide], out: Path, tiling: Tiling, engine: Engine, default_mpp: float | None, workers: int | None
+) -> list[str]:
+    if default_mpp is not None:
+        slides = [_with_scale(slide, default_mpp) for slide in slides]
+    members = [(slide.bag_id, str(slide.file), slide.name, UNKNOWN_LABEL) for slide in slides]
+    bags = _manifest([(slide.bag_id, slide.row) for slide in slides], members, [slide.row for slide in slides])
+    with engine.progress("tile", len(slides), "slides") as progress:
+        summary = pack_slides(
+            SlideManifest(bags, tuple(slides)),
+            out,
+            tiling.slide_settings(),
+            workers=min(workers or default_workers(), len(slides)),
+            progress=progress.reach_with("tiles"),
+        )
+    return [f"{bag_id}: {note}" for bag_id, note in summary.notes]
+
+
+def _with_scale(slide: Slide, default_mpp: float) -> Slide:
+    """A slide with the scale to be used for it where its file does not say.
+
+    It is not given as a setting of the cohort: those that say their scale would all be tiled again when it is given.
+    """
+    try:
+        with open_slide(slide.file) as reader:
+            said = reader.mpp is not None and all(is_sane(mpp) for mpp in reader.mpp)
+    except SlideProblem:  # which is found again, and noted, when it is tiled
+        return slide
+    return slide if said or slide.mpp is not None else replace(slide, mpp=default_mpp)
+
+
+def _pack_folders(
+    folders: Sequence[ImageFolder], out: Path, tiling: Tiling, engine: Engine, workers: int | None
+) -> list[str]:
+    members = [
+        (one.bag_id, str(file), name, UNKNOWN_LABEL)
+        for one in folders
+        for file, name in zip(one.files, one.names, strict=True)
+    ]
+    rows = [one.row for one in folders for _ in one.files]
+    bags = _manifest([(one.bag_id, one.row) for one in folders], members, rows)
+    with engine.progress("pack", len(folders), "bags") as progress:
+        pack_images(bags, out, **tiling.image_settings(), workers=workers, progress=progress.reach)
+    return []
+
+
+def _pack_features(
+    bags: Sequence[FeatureBag], out: Path, engine: Engine, default_mpp: float | None, workers: int | None
+) -> list[str]:
+    if default_mpp is not None:  # only STAMP's places need a scale, and its files do not say it
+        stamp = {bag.bag_id for bag in bags if bag.mpp is None and read_header(bag.file).layout == "STAMP"}
+        bags = [replace(bag, mpp=default_mpp) if bag.bag_id in stamp else bag for bag in bags]
+    members = [(bag.bag_id, str(bag.file), bag.file.name, UNKNOWN_LABEL) for bag in bags]
+    manifest = _manifest([(bag.bag_id, bag.row) for bag in bags], members, [bag.row for bag in bags])
+    with engine.progress("pack", len(bags), "bags") as progress:
+        summary = pack_features(
+            FeatureManifest(manifest, tuple(bags), ()), out, workers=workers, progress=progress.reach
+        )
+    return [f"{note} ({count} files)" for note, count in summary.notes.items()]
+
+
+def _manifest(
+    bags: Sequence[tuple[str, int]], members: Sequence[tuple[str, str, str, int]], rows: Sequence[int]
+) -> Manifest:
+    names = [bag_id for bag_id, _ in bags]
+    table = pd.DataFrame({"bag_id": names, "split": "test", "group": names}, index=[row for _, row in bags])
+    instances = pd.DataFrame(members, columns=["bag_id", "file", "name", "label"], index=list(rows))
+    return Manifest(Path(), table, instances, has_splits=True, labelled=False)
+
+
+def _problems(cohort: Path) -> list[LeftOut]:
+    table = read_table(cohort / PROBLEMS_FILE, [])
+    if table is None:
+        return []
+    columns = (table[name].tolist() for name in ("bag_id", "file", "row", "problem"))
+    return [LeftOut(bag_id, file, int(row), problem) for bag_id, file, row, problem in zip(*columns, strict=True)]

@@ -1,0 +1,192 @@
+"""Everything a report tells, gathered from the files of a run in whatever state it is.
+
+A part that is missing is None; a part that cannot be read is None and a sentence among the problems. Without
+`results.json` nothing of the test bags is looked at but how many there are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from its2clr.cohort import Cohort
+from its2clr.cohort.layout import PROBLEMS_FILE
+from its2clr.config import RunConfig
+from its2clr.errors import InputError, Its2clrError
+from its2clr.files import read_json
+from its2clr.report.rounds import rounds_of_results, rounds_of_training
+from its2clr.report.state import State, state_of
+from its2clr.run.directory import read_metrics, read_run_config
+from its2clr.run.names import encoder_names
+from its2clr.run.scores import Model
+from its2clr.run.stages import ENCODERS, END_TO_END, REFINED, START
+
+T = TypeVar("T")
+UNREADABLE = (Its2clrError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError)
+"""What damaged or foreign files may raise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """What one model says about the bags, and about the instances of the test bags.
+
+    Attributes:
+        model: Encoder and aggregator.
+        name: For the reader.
+        found: Its entry of `results.json`; empty if there is none.
+        bags: `bag_id`, `label`, `split`, `probability` of every bag.
+        instances: `bag_id`, `instance`, `label` and `probability` of every test instance; None if not there.
+    """
+
+    model: Model
+    name: str
+    found: dict[str, Any]
+    bags: pd.DataFrame
+    instances: pd.DataFrame | None
+
+    def split(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Labels and probabilities of the bags of one split."""
+        part = self.bags[self.bags["split"] == name]
+        return part["label"].to_numpy(dtype=np.int64), part["probability"].to_numpy(dtype=np.float64)
+
+    def known_instances(self) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+        """Ground truth and probability of the test instances where it is known; None without any of each class."""
+        if self.instances is None:
+            return None
+        known = self.instances[self.instances["label"] >= 0]
+        labels = known["label"].to_numpy(dtype=np.int64)
+        if np.unique(labels).size < 2:
+            return None
+        return labels, known["probability"].to_numpy(dtype=np.float64)
+
+
+@dataclass(eq=False)
+class RunFacts:
+    """A run as its report tells it.
+
+    Attributes:
+        run: Its folder.
+        config: Its settings.
+        cohort_path: Where its cohort is or was.
+        state: How far it has come.
+        metrics: What it logged per epoch.
+        results: The content of `results.json`.
+        cohort: Its cohort; without the test bags if the run was not evaluated.
+        unseen: The test bags of a run that was not evaluated, without labels.
+        models: What was evaluated, the run's own aggregator first.
+        rounds: The rounds of its refinement.
+        health: What bag labels alone tell about the pseudo labels.
+        left_out: How many rows the cohort's `problems.csv` has.
+        problems: What could not be read.
+    """
+
+    run: Path
+    config: RunConfig
+    cohort_path: Path
+    state: State
+    metrics: list[dict[str, Any]]
+    results: dict[str, Any] | None = None
+    cohort: Cohort | None = None
+    unseen: Cohort | None = None
+    models: list[Scored] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    health: dict[str, Any] | None = None
+    left_out: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def best(self) -> Scored | None:
+        """The model a reader wants: the refined encoder with the run's aggregator, or what there is instead."""
+        own = self.config.aggregator.name
+        wanted = [Model(encoder, own) for encoder in (REFINED, END_TO_END, START)]
+        found = {scored.model: scored for scored in self.models}
+        return next((found[model] for model in wanted if model in found), self.models[0] if self.models else None)
+
+    def attempt(self, what: str, work: Callable[[], T]) -> T | None:
+        """What `work` gives, or None with a sentence among the problems when files are damaged or missing."""
+        try:
+            return work()
+        except UNREADABLE as error:
+            first = str(error).partition("\n")[0]
+            self.problems.append(f"{what} cannot be shown: {type(error).__name__}: {first}")
+            return None
+
+
+def collect(run: str | Path) -> RunFacts:
+    """Gather what there is of a run.
+
+    Raises:
+        InputError: The folder is no run.
+    """
+    folder = Path(run)
+    saved = read_run_config(folder)
+    if saved is None:
+        raise InputError(f"{run}: not a run (it has no config.yaml); `its2clr fit COHORT --out RUN` makes one")
+    config, cohort_path = saved
+    metrics = [
+        entry for entry in read_metrics(folder) if isinstance(entry, dict) and {"stage", "epoch"} <= entry.keys()
+    ]
+    facts = RunFacts(folder, config, cohort_path, state_of(folder, config, metrics), metrics)
+    if (folder / "results.json").is_file():
+        facts.results = facts.attempt("results.json", lambda: dict(read_json(folder / "results.json")))
+    whole = facts.attempt("The cohort", lambda: Cohort.open(cohort_path))
+    if whole is not None and facts.results is not None:
+        facts.cohort = whole
+    elif whole is not None:
+        facts.cohort = facts.attempt("The cohort", whole.without_test)
+        if (whole.bags["split"] == "test").any():
+            facts.unseen = whole.split("test").without_labels()
+    problems = cohort_path / PROBLEMS_FILE
+    if problems.is_file():
+        facts.left_out = facts.attempt("problems.csv", lambda: len(pd.read_csv(problems, dtype=str))) or 0
+    if facts.results is not None:
+        results = facts.results
+        instances = facts.attempt("Predictions of instances", lambda: _instances(folder)) or {}
+        facts.models = facts.attempt("Predictions of bags", lambda: _models(folder, config, results, instances)) or []
+        facts.rounds = facts.attempt("Rounds", lambda: rounds_of_results(results)) or []
+        facts.health = results.get("health")
+    else:
+        found = facts.attempt("Rounds", lambda: rounds_of_training(folder, facts.cohort))
+        facts.rounds, facts.health = found or ([], None)
+    return facts
+
+
+def _models(
+    run: Path, config: RunConfig, results: dict[str, Any], instances: dict[Model, pd.DataFrame]
+) -> list[Scored]:
+    text = {"bag_id": str, "group": str, "encoder": str, "aggregator": str, "split": str}
+    table = pd.read_csv(run / "bag_predictions.csv", dtype=text, keep_default_na=False)
+    own, names = config.aggregator.name, encoder_names(config)
+    order = {name: place for place, name in enumerate(ENCODERS)}
+    models = sorted(
+        (Model(*pair) for pair in table[["encoder", "aggregator"]].drop_duplicates().itertuples(index=False)),
+        key=lambda model: (model.aggregator != own, model.aggregator, order.get(model.encoder, len(order))),
+    )
+    scored = []
+    for model in models:
+        of_encoder = results.get(model.encoder, {})
+        found = of_encoder.get("test") if model.aggregator == own else None
+        found = found or of_encoder.get("aggregators", {}).get(model.aggregator, {})
+        bags = table[(table["encoder"] == model.encoder) & (table["aggregator"] == model.aggregator)]
+        name = f"{names.get(model.encoder, model.encoder)} + {model.aggregator}"
+        scored.append(Scored(model, name, found, bags, instances.get(model)))
+        wanted = results.get("cohort", {}).get("splits", {}).get("test", {}).get("bags")
+        there = int((bags["split"] == "test").sum())
+        if wanted is not None and there != wanted:
+            raise InputError(
+                f"bag_predictions.csv has {there} test bags of {scored[-1].name}, results.json speaks of {wanted}"
+            )
+    return scored
+
+
+def _instances(run: Path) -> dict[Model, pd.DataFrame]:
+    path = run / "predictions.parquet"
+    if not path.is_file():
+        return {}
+    columns = ["encoder", "aggregator", "bag_id", "instance", "label", "probability"]
+    table = pd.read_parquet(path, columns=columns, filters=[("split", "==", "test")])
+    return {Model(*map(str, pair)): part for pair, part in table.groupby(["encoder", "aggregator"], observed=True)}

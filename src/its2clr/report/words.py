@@ -1,0 +1,191 @@
+"""What the numbers mean, in plain sentences: what was measured, what may be claimed, what may not."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from its2clr.config import RefineConfig
+from its2clr.evaluation import health as limits
+from its2clr.refine.corrections import FILE as CORRECTIONS
+from its2clr.report.collect import RunFacts, Scored
+from its2clr.report.curves import Decisions
+from its2clr.run.stages import REFINED, START
+
+FEW_BAGS = 20
+"""With fewer test bags of a class than this, one bag weighs five points of sensitivity or specificity."""
+
+
+STAGE_NAMES = {"pretrain": "Pretraining", "refine": "Refinement", "end_to_end": "End-to-end training"}
+
+
+class Check(NamedTuple):
+    """One number of the health report: what it is, its value, where it begins to worry, and what to do then."""
+
+    name: str
+    value: str
+    limit: str
+    worrying: bool
+    meaning: str
+
+
+def headline(facts: RunFacts, decisions: dict[str, Decisions]) -> list[str]:
+    """The results of an evaluated run in a few sentences; the most important first."""
+    best = facts.best
+    if best is None or "bag_auc" not in best.found:
+        return []
+    labels, _ = best.split("test")
+    positive, negative = int((labels == 1).sum()), int((labels == 0).sum())
+    own = facts.config.aggregator.name
+    by_encoder = {scored.model.encoder: scored for scored in facts.models if scored.model.aggregator == own}
+    start, refined = by_encoder.get(START), by_encoder.get(REFINED)
+    first = (
+        f"On {labels.size:,} test bags ({positive:,} positive, {negative:,} negative) that no training step saw, "
+        f"{best.name} ranks bags with an AUC of {_with_interval(best.found, 'bag_auc')}: a positive bag gets a higher "
+        f"score than a negative one {best.found['bag_auc']:.1%} of the time (50% would be guessing)."
+    )
+    sentences = [first]
+    if start is not None and refined is not None and "bag_auc" in start.found and "bag_auc" in refined.found:
+        sentences.append(_gain(facts.results or {}, start, refined))
+    called = decisions.get(best.name)
+    if called is not None:
+        sentences.append(
+            f"At the threshold chosen on the validation bags ({called.threshold:.2f}), it finds "
+            f"{called.true_positives:,} of {positive:,} positive bags (sensitivity {called.sensitivity:.0%}) and "
+            f"clears {called.true_negatives:,} of {negative:,} negative ones (specificity {called.specificity:.0%})."
+        )
+    if "instance_auc" in best.found:
+        before = ""
+        if start is not None and start is not best and "instance_auc" in start.found:
+            before = f", against {_with_interval(start.found, 'instance_auc')} before"
+        sentences.append(
+            f"Inside the bags, against ground truth that training did not see, it ranks instances with an AUC of "
+            f"{_with_interval(best.found, 'instance_auc')}{before}."
+        )
+    if min(positive, negative) < FEW_BAGS:
+        sentences.append(
+            f"This is a small test: one bag is {1 / max(1, min(positive, negative)):.0%} of its class. Trust the "
+            "intervals, not the third digit, and expect other numbers from another split."
+        )
+    return sentences
+
+
+def _gain(results: dict[str, Any], start: Scored, refined: Scored) -> str:
+    one, other = refined.found["bag_auc_interval"], start.found["bag_auc_interval"]
+    overlap = one[0] <= other[1] and other[0] <= one[1]
+    apart = "The two intervals overlap" if overlap else "The two intervals do not overlap"
+    before = f"{start.name} reaches {_with_interval(start.found, 'bag_auc')}. {apart}"
+    comparison = results.get("comparison")
+    if not comparison:
+        return f"{before}."
+    difference = comparison["bag_auc_difference"]
+    low, high = comparison["bag_auc_difference_interval"]
+    word = "gain" if difference >= 0 else "loss"
+    if low > 0 or high < 0:
+        claim = f"so on bags like these the {word} is more than chance"
+    else:
+        claim = "which includes zero, so this test set cannot tell the two apart"
+    joined = "yet" if overlap and (low > 0 or high < 0) else "and"
+    return (
+        f"{before}, {joined} compared bag by bag the {word} of the refinement is {difference:+.3f} (95% interval "
+        f"{low:+.3f} to {high:+.3f}), {claim}."
+    )
+
+
+def _with_interval(found: dict[str, Any], metric: str) -> str:
+    low, high = found[f"{metric}_interval"]
+    return f"{found[metric]:.3f} (95% interval {low:.3f} to {high:.3f})"
+
+
+def unfinished(facts: RunFacts) -> list[str]:
+    """What a report of a run that was not evaluated can say."""
+    sentences = ["No test bag was looked at for this page: test labels are read once, by its2clr evaluate."]
+    if facts.rounds:
+        best = [found for found in facts.rounds if found["improved"]][-1]
+        sentences.append(
+            f"Of {len(facts.rounds)} rounds so far, epoch {best['epoch']} is the best, with a validation bag AUC of "
+            f"{best['validation_auc']:.3f}; it began at {facts.rounds[0]['validation_auc']:.3f}."
+        )
+    return sentences
+
+
+def cohort(facts: RunFacts) -> str:
+    """What the cohort is."""
+    if facts.cohort is None:
+        return f"{facts.cohort_path}: cannot be read any more."
+    truth = "with" if facts.cohort.info.has_instance_labels else "without"
+    dim, size = facts.cohort.info.feature_dim, facts.cohort.tile_size
+    held = f"tiles of {size} px" if dim is None else f"{dim} features of each tile, made elsewhere"
+    text = f"{facts.cohort_path}: {held}, {truth} instance ground truth."
+    rate = (facts.results or {}).get("cohort", {}).get("witness_rate")
+    if rate is not None:
+        text += f" Witness rate, the share of positives in positive bags: {rate:.1%}."
+    text += " No group (patient) is in two splits."
+    marked = facts.run / CORRECTIONS
+    if marked.is_file():
+        marks = pd.read_csv(marked, dtype={"bag_id": str}, keep_default_na=False)
+        positive, negative = int((marks["label"] == 1).sum()), int((marks["label"] == 0).sum())
+        text += (
+            f" A person marked {positive} tiles as positive and {negative} as negative in "
+            f"{marks['bag_id'].nunique()} training bags; refinement trusted them."
+        )
+    return text
+
+
+def training_words(metrics: Sequence[dict[str, Any]]) -> list[str]:
+    """How loss and spread went, per stage."""
+    sentences = []
+    for stage in dict.fromkeys(entry["stage"] for entry in metrics):
+        losses = [entry["loss"] for entry in metrics if entry["stage"] == stage and "loss" in entry]
+        spreads = [entry["spread"] for entry in metrics if entry["stage"] == stage and "spread" in entry]
+        if not losses:
+            continue
+        text = f"{STAGE_NAMES.get(stage, stage)}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}"
+        if spreads:
+            text += f", the spread of the embeddings from {spreads[0]:.3f} to {spreads[-1]:.3f} (0 would be one point)"
+        sentences.append(f"{text}.")
+    return sentences
+
+
+def health_checks(health: dict[str, Any], config: RefineConfig) -> list[Check]:
+    """The numbers of the health report against their limits; advice names the setting that the run has."""
+    fixed = config.threshold_rule == "fixed"
+    fewer = "raise refine.threshold" if fixed else "lower refine.false_positive_rate"
+    more = "lower refine.threshold" if fixed else "raise refine.false_positive_rate"
+    final, positive_bags = health["final"], max(1, health["positive_bags"])
+    last = (health["rounds"] or [{}])[-1]
+    share, empty = final["positive_share"], final["empty_positive_bags"]
+    few = share is None or share < limits.FEW_POSITIVES
+    shared = final["median_auc"] if few and (final["median_auc"] or 0) > limits.MEDIAN_AUC_LIMIT else None
+    rows = [
+        ("Instances of negative bags scored positive", final["false_positive_share"], limits.FALSE_POSITIVE_LIMIT, 1,
+         f"Always wrong, so this number is exact. If high: {fewer} or train the aggregator longer."),
+        ("Instances of positive bags scored positive", share, limits.POSITIVE_LIMIT, 1,
+         "About the share of positives you expect. Near 100% the model may read the whole bag, not the instance."),
+        ("Instances of positive bags that are positive, estimated", health.get("witness_rate"), None, 1,
+         "From scores of the validation bags that negative bags do not have. Poor scores make it too small."),
+        ("AUC of how far a bag's top instance stands out", final["contrast_auc"], shared, -1,
+         ("Bag labels told by the top instance against the median one; rises with how well instances are told apart. "
+         "Below the AUC of the median instance, which it is held against, scores follow stain, scanner or patient.")),
+        ("Pseudo labels that flipped in the last round", last.get("churn"), limits.CHURN_LIMIT, 1,
+         "If high, the iteration has not settled: train longer or lower the learning rate."),
+        ("Rank correlation between aggregator seeds", final["seed_spearman"], limits.SPEARMAN_LIMIT, -1,
+         "If low, chance decides which instances are positive: train the aggregator longer."),
+        ("Agreement of pseudo labels between seeds (kappa)", final["seed_kappa"], limits.KAPPA_LIMIT, -1,
+         "As above, at the threshold."),
+        ("Positive bags without any instance above the threshold", empty / positive_bags, limits.EMPTY_BAG_LIMIT, 1,
+         f"{empty} of {health['positive_bags']}. If many: {more}."),
+    ]  # fmt: skip
+    return [_check(*row) for row in rows]
+
+
+def _check(name: str, value: float | None, limit: float | None, worse: int, meaning: str) -> Check:
+    as_share = name.startswith(("Instances", "Pseudo", "Positive bags"))
+    shown = "{:.1%}" if as_share else "{:.2f}"
+    if value is None or not np.isfinite(value):
+        return Check(name, "not defined", "", False, meaning)
+    if limit is None:
+        return Check(name, shown.format(value), "", False, meaning)
+    side = "above" if worse > 0 else "below"
+    return Check(name, shown.format(value), f"{side} {shown.format(limit)}", (value - limit) * worse > 0, meaning)

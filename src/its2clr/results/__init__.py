@@ -1,1 +1,0 @@
-"""Seeing the results: predictions for new bags, maps, GeoJSON, report and viewer."""

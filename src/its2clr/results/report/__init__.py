@@ -1,5 +1,0 @@
-"""One self-contained HTML page about a run."""
-
-from its2clr.results.report.write import reported, write_report
-
-__all__ = ["reported", "write_report"]

@@ -1,0 +1,164 @@
+"""What a run's models say about its bags and instances: the common ground of maps, report and viewer."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from its2clr.cohort import Cohort
+from its2clr.errors import InputError
+from its2clr.files import read_json
+from its2clr.run.directory import read_run_config
+
+
+class Model(NamedTuple):
+    """A trained pair of encoder ("simclr", "its2clr" or "end_to_end") and aggregator."""
+
+    encoder: str
+    aggregator: str
+
+
+@dataclass(frozen=True, eq=False)
+class BagScores:
+    """What one model says about one bag.
+
+    Attributes:
+        bag_id: The bag.
+        probability: Of the bag to be positive.
+        instances: (N,) probability of each instance to be positive.
+        coords: (N, 2) x, y of each tile's top-left corner at level 0.
+        side: Pixels a tile covers at level 0.
+        truth: (N,) ground truth: 1, 0, or -1 for unknown; None if there is none.
+    """
+
+    bag_id: str
+    probability: float
+    instances: NDArray[np.float64]
+    coords: NDArray[np.int64]
+    side: int
+    truth: NDArray[np.int8] | None
+
+
+class _Predicted(NamedTuple):
+    bags: dict[str, tuple[float, slice]]
+    instances: NDArray[np.float64]
+
+
+class RunScores:
+    """The scores of an evaluated run; read when asked for.
+
+    Args:
+        run: Folder of the run.
+
+    Raises:
+        InputError: There is no run, or it was not evaluated yet.
+    """
+
+    def __init__(self, run: str | Path) -> None:
+        self.run = Path(run)
+        saved = read_run_config(self.run)
+        if saved is None:
+            raise InputError(f"{run}: not a run; `its2clr fit COHORT --out RUN` makes one")
+        self.config, self.cohort_path = saved
+        if not self._predictions.is_file():
+            raise InputError(f"{run}: not evaluated yet; run `its2clr evaluate --out {run}` first")
+        self._read: dict[Model, _Predicted] = {}
+
+    @property
+    def _predictions(self) -> Path:
+        return self.run / "predictions.parquet"
+
+    @cached_property
+    def cohort(self) -> Cohort:
+        """The run's cohort."""
+        return Cohort.open(self.cohort_path)
+
+    @cached_property
+    def results(self) -> dict[str, Any]:
+        """The content of results.json."""
+        found: dict[str, Any] = read_json(self.run / "results.json")
+        return found
+
+    @cached_property
+    def bags(self) -> pd.DataFrame:
+        """One row per bag and model: `bag_id`, `label`, `split`, `group`, `encoder`, `aggregator`, `probability`."""
+        return pd.read_csv(
+            self.run / "bag_predictions.csv",
+            dtype={"bag_id": str, "group": str},
+            keep_default_na=False,
+            converters={"probability": float},  # exactly what was written, with every version of pandas
+        )
+
+    @cached_property
+    def models(self) -> list[Model]:
+        """Every evaluated model; those with the run's own aggregator first."""
+        pairs = self.bags[["encoder", "aggregator"]].drop_duplicates()
+        return [Model(*pair) for pair in pairs.itertuples(index=False)]
+
+    @property
+    def best(self) -> Model:
+        """The model a user wants: the refined encoder with the run's aggregator, or what there is instead."""
+        own = self.config.aggregator.name
+        wanted = [Model(encoder, own) for encoder in ("its2clr", "end_to_end", "simclr")]
+        return next((model for model in wanted if model in self.models), self.models[0])
+
+    def bag(self, bag_id: str, model: Model | None = None) -> BagScores:
+        """What a model says about a bag.
+
+        Args:
+            bag_id: The bag.
+            model: Which; None: the best.
+
+        Raises:
+            InputError: There is no such bag or model.
+        """
+        model = model or self.best
+        predicted = self._predicted(model)
+        if bag_id not in predicted.bags:
+            raise InputError(f"{self.run}: no predictions for bag {bag_id!r}")
+        probability, rows = predicted.bags[bag_id]
+        tiles = self.cohort.tile_file(bag_id)
+        truth = tiles.labels if tiles.has_labels else None
+        return BagScores(bag_id, probability, predicted.instances[rows], tiles.coords, tiles.tile_size_level0, truth)
+
+    def _predicted(self, model: Model) -> _Predicted:
+        if model not in self._read:
+            if model not in self.models:
+                raise InputError(f"{self.run}: no model {' + '.join(model)}; there are {_listed(self.models)}")
+            chosen = [("encoder", "==", model.encoder), ("aggregator", "==", model.aggregator)]
+            columns = ["bag_id", "probability", "bag_probability"]
+            table = pd.read_parquet(self._predictions, columns=columns, filters=chosen)
+            bag_id = table["bag_id"].to_numpy(dtype=object)
+            starts = np.flatnonzero(np.concatenate([[True], bag_id[1:] != bag_id[:-1]]))
+            ends = np.append(starts[1:], len(bag_id))
+            probability = table["bag_probability"].to_numpy()
+            bags = {
+                str(bag_id[start]): (float(probability[start]), slice(int(start), int(end)))
+                for start, end in zip(starts, ends, strict=True)
+            }
+            self._read[model] = _Predicted(bags, table["probability"].to_numpy(dtype=np.float64))
+        return self._read[model]
+
+    @cached_property
+    def rounds(self) -> list[int]:
+        """Epochs after which pseudo labels were made, in order."""
+        return sorted(int(path.parent.name) for path in self.run.glob("rounds/*/pseudo_labels.parquet"))
+
+    def round(self, epoch: int) -> pd.DataFrame:
+        """Pseudo labels of a round: `bag_id`, `instance`, `probability`, `pseudo_label` and `selected` (1, -1 or 0).
+
+        Raises:
+            InputError: There was no such round.
+        """
+        if epoch not in self.rounds:
+            raise InputError(f"{self.run}: no round after epoch {epoch}; there are {_listed(self.rounds)}")
+        path = next(p for p in self.run.glob("rounds/*/pseudo_labels.parquet") if int(p.parent.name) == epoch)
+        return pd.read_parquet(path, columns=["bag_id", "instance", "probability", "pseudo_label", "selected"])
+
+
+def _listed(values: list[Any]) -> str:
+    return ", ".join(" + ".join(value) if isinstance(value, tuple) else str(value) for value in values)

@@ -1,0 +1,216 @@
+"""Decoded tiles, gathered by index: on the GPU when they fit, else in host memory, else in a file mapped into memory.
+
+Nothing is decoded in a training step. Which of the three it is depends on size and free memory, or on `engine.tiles`;
+the log says which.
+"""
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from its2clr.cohort import Cohort, load_tiles
+from its2clr.engine.devices import Engine
+from its2clr.engine.memory import readable_size
+from its2clr.errors import InputError
+from its2clr.files import atomic_path, hash_files
+
+Tier = Literal["gpu", "memory", "disk"]
+
+GPU_SHARE = 0.5
+"""Share of the free GPU memory that tiles may take; the rest is for training."""
+HOST_SHARE = 0.6
+"""Share of the available host memory that tiles may take."""
+SPLITS_KEPT = 3
+"""Splits an engine with a memory keeps decoded: those of one cohort."""
+
+
+class TileStore:
+    """All tiles of a cohort as uint8, or their features.
+
+    Args:
+        images: (N, 3, S, S) uint8, or features (N, D) float32, wherever they are.
+    """
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images
+
+    @classmethod
+    def from_cohort(cls, cohort: Cohort, engine: Engine) -> "TileStore":
+        """Decode a cohort's tiles in parallel; or take them from the engine's memory, where it keeps some."""
+        key = (cohort.path.resolve(), tuple(cohort.bags["bag_id"]))
+        if engine.memory is not None and key in engine.memory:
+            kept: TileStore = engine.memory[key]
+            return kept
+        store = cls(_decoded(cohort, engine))
+        if engine.memory is not None:
+            while len(engine.memory) >= SPLITS_KEPT:
+                engine.memory.pop(next(iter(engine.memory)))
+            engine.memory[key] = store
+        return store
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def side(self) -> int:
+        """Pixels along a side; 1 of features."""
+        return self.images.shape[-1] if self.images.dim() == 4 else 1
+
+    def gather(self, rows: Tensor, device: torch.device) -> Tensor:
+        """Tiles (B, 3, S, S) uint8 at `rows`, on the device."""
+        batch = self.images.index_select(0, rows.to(self.images.device, non_blocking=True))
+        return batch.to(device, non_blocking=True)
+
+    def feed(self, batch_size: int, device: torch.device) -> "Feed":
+        """Gives the device one batch after the other."""
+        return Feed(self.images, batch_size, device)
+
+
+class Feed:
+    """Brings the tiles of one step after the other to one fixed place on the device.
+
+    Where the store is on the device already, that place is the store itself and nothing moves. From host memory or a
+    mapped file the tiles of the next steps are gathered by a thread and copied while the device works on this one.
+
+    Args:
+        images: (N, 3, S, S) uint8 or (N, D) float32, the store.
+        batch_size: Tiles per step.
+        device: Where they are wanted.
+
+    Attributes:
+        tiles: (M, 3, S, S) uint8 on the device: the store, or the tiles of the step.
+    """
+
+    def __init__(self, images: Tensor, batch_size: int, device: torch.device) -> None:
+        self._images, self._device = images, device
+        self._moves = images.device != device
+        if not self._moves:
+            self.tiles = images
+            return
+        shape = (batch_size, *images.shape[1:])
+        pinned = device.type == "cuda"
+        self.tiles = torch.empty(shape, dtype=images.dtype, device=device)
+        self._next = torch.empty_like(self.tiles)
+        self._gathered = [torch.empty(shape, dtype=images.dtype, pin_memory=pinned) for _ in range(2)]
+        self._rows = torch.arange(batch_size, device=device)
+
+    def __call__(self, indices: Tensor) -> Iterator[Tensor]:
+        """Rows of `tiles` for each step, valid until the next is asked for.
+
+        Args:
+            indices: (steps, batch_size) rows of the store, on the device.
+        """
+        if not self._moves:
+            yield from indices
+            return
+        with ThreadPoolExecutor(len(self._gathered)) as pool:
+            yield from self._moved(indices.cpu().numpy(), pool)
+
+    def _moved(self, indices: NDArray[np.int64], pool: ThreadPoolExecutor) -> Iterator[Tensor]:
+        store = self._images.flatten(1).numpy()
+        copies = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        copied = [torch.cuda.Event() for _ in self._gathered]  # type: ignore[no-untyped-call]
+        taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        taken.record()
+
+        def gather(step: int) -> Tensor:
+            slot = step % 2
+            copied[slot].synchronize()  # what was here before is on the device
+            place = self._gathered[slot]
+            # numpy: in a thread, torch starts a team of threads for every gather, which takes longer than the gather
+            np.take(store, indices[step], axis=0, out=place.flatten(1).numpy(), mode="clip")
+            return place
+
+        ahead = deque(pool.submit(gather, step) for step in range(min(2, len(indices))))
+        for step in range(len(indices)):
+            gathered = ahead.popleft().result()
+            with torch.cuda.stream(copies):
+                copies.wait_event(taken)
+                self._next.copy_(gathered, non_blocking=True)
+                copied[step % 2].record(copies)
+            if step + 2 < len(indices):
+                ahead.append(pool.submit(gather, step + 2))
+            torch.cuda.current_stream().wait_event(copied[step % 2])
+            self.tiles.copy_(self._next)
+            taken.record()
+            yield self._rows
+
+
+def choose_tier(nbytes: int, engine: Engine) -> Tier:
+    """Where decoded tiles of a size go: the fastest place with room, or the one that `engine.tiles` names.
+
+    Raises:
+        InputError: The GPU is asked for, and there is none.
+    """
+    if engine.tiles == "gpu" and engine.device.type != "cuda":
+        raise InputError("engine.tiles=gpu, but the run is on a CPU; use auto, memory or disk")
+    if engine.tiles != "auto":
+        return engine.tiles
+    if engine.device.type == "cuda" and _fits_on(engine.device, nbytes):
+        return "gpu"
+    return "memory" if nbytes < HOST_SHARE * available_memory() else "disk"
+
+
+def available_memory() -> float:
+    """Bytes of host memory that can be had without swapping; unlimited where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.inf
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    return float(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else math.inf
+
+
+def _decoded(cohort: Cohort, engine: Engine) -> Tensor:
+    shape, dtype = (cohort.n_instances, *cohort.instance_shape), np.dtype(cohort.instance_dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    tier = engine.broadcast(choose_tier(nbytes, engine))
+    what = f"tiles: {shape[0]} of {shape[2]} px" if cohort.kind == "tiles" else f"features: {shape[0]} of {shape[1]}"
+    if tier == "disk":
+        path = mapped_file(cohort, engine)
+        engine.say(f"{what} ({readable_size(nbytes)}) in {path}")
+        return torch.from_numpy(np.memmap(path, dtype=dtype, mode="c", shape=shape))
+    images = np.empty(shape, dtype=dtype)
+    _decode_into(cohort, images, engine)
+    places = {"gpu": "GPU memory", "memory": "host memory"}
+    engine.say(f"{what} ({readable_size(nbytes)}) in {places[tier]}")
+    return torch.from_numpy(images).to(engine.device if tier == "gpu" else "cpu")
+
+
+def mapped_file(cohort: Cohort, engine: Engine) -> Path:
+    """The file of a cohort's decoded tiles, written by the first process when it is not there yet."""
+    bags = hashlib.sha256("\n".join(cohort.bags["bag_id"]).encode()).hexdigest()[:12]
+    of_cohort = hash_files(cohort.path / "bags.csv", cohort.path / "cohort.json")[:12]
+    folder = Path(engine.tile_folder) if engine.tile_folder is not None else cohort.path / "decoded"
+    shape, dtype = (cohort.n_instances, *cohort.instance_shape), np.dtype(cohort.instance_dtype)
+    path = folder / f"{of_cohort}-{bags}.{dtype}"
+
+    def write() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as temporary:
+            tiles = np.memmap(temporary, dtype=dtype, mode="w+", shape=shape)
+            _decode_into(cohort, tiles, engine)
+            tiles.flush()
+
+    if not engine.broadcast(path.is_file()):
+        engine.on_writer(write)
+    return path
+
+
+def _decode_into(cohort: Cohort, out: NDArray[Any], engine: Engine) -> None:
+    with engine.progress("decode", cohort.n_instances, "tiles") as progress:
+        load_tiles(cohort, progress=progress.reach, out=out)
+
+
+def _fits_on(device: torch.device, nbytes: int) -> bool:
+    free, _ = torch.cuda.mem_get_info(device)
+    return nbytes < GPU_SHARE * free

@@ -1,0 +1,148 @@
+"""The list of bags: searched, sorted and cut into pages here, so that ten thousand of them stay quick."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from its2clr.run.scores import Model, RunScores
+
+SortName = Literal["bag", "score", "label", "split", "error", "disagreement"]
+SORTS: tuple[str, ...] = get_args(SortName)
+PAGE_SIZE = 100
+_NO_THRESHOLD = 0.5
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which bags are wanted, in which order.
+
+    Attributes:
+        model: Whose scores.
+        split: Only this split; None: all.
+        query: Text that bag or group must contain, in any case.
+        errors: Only bags on the wrong side of the threshold.
+        sort: By what.
+        descending: Largest first.
+        page: From 0.
+    """
+
+    model: Model
+    split: str | None = None
+    query: str = ""
+    errors: bool = False
+    sort: SortName = "bag"
+    descending: bool = False
+    page: int = 0
+
+
+class BagTable:
+    """Every bag of a run with the probabilities of all models, in the order of the cohort.
+
+    Args:
+        scores: The run's scores.
+    """
+
+    def __init__(self, scores: RunScores) -> None:
+        bags = scores.cohort.bags
+        self.bag_id: list[str] = bags["bag_id"].tolist()
+        self.group: list[str] = bags["group"].tolist()
+        self.split: list[str] = bags["split"].tolist()
+        self.label: NDArray[np.int64] = bags["label"].to_numpy(dtype=np.int64)
+        self.n_instances: list[int] = bags["n_instances"].tolist()
+        self.number = {bag_id: number for number, bag_id in enumerate(self.bag_id)}
+        self.models = list(scores.models)
+        self.probability = self._probabilities(scores)
+        self.threshold = [bag_threshold(scores.results, model) for model in self.models]
+        self.wrong = self._wrong()
+        self.disagreement = self._disagreement()
+        self._text = [f"{bag_id}\n{group}".casefold() for bag_id, group in zip(self.bag_id, self.group, strict=True)]
+
+    def _probabilities(self, scores: RunScores) -> NDArray[np.float64]:
+        """(models, bags) probabilities, NaN where a model did not see a bag."""
+        found = np.full((len(self.models), len(self.bag_id)), np.nan)
+        row = {model: number for number, model in enumerate(self.models)}
+        table = scores.bags
+        columns = (table[name].tolist() for name in ("bag_id", "encoder", "aggregator", "probability"))
+        for bag_id, encoder, aggregator, probability in zip(*columns, strict=True):
+            if (number := self.number.get(bag_id)) is not None:
+                found[row[Model(encoder, aggregator)], number] = probability
+        return found
+
+    def __len__(self) -> int:
+        """The number of bags."""
+        return len(self.bag_id)
+
+    def row(self, number: int, model: Model) -> dict[str, Any]:
+        """One bag as the list shows it."""
+        own = self.models.index(model)
+        probability = self.probability[own, number]
+        return {
+            "n": number,
+            "bag_id": self.bag_id[number],
+            "group": self.group[number],
+            "split": self.split[number],
+            "label": int(self.label[number]),
+            "n_instances": self.n_instances[number],
+            "probability": None if np.isnan(probability) else float(probability),
+            "error": bool(self.wrong[own, number]),
+            "disagreement": float(self.disagreement[number]),
+        }
+
+    def page(self, question: Question) -> dict[str, Any]:
+        """One page of the bags asked for, and how many there are in all."""
+        own = self.models.index(question.model)
+        wanted = np.ones(len(self), dtype=bool)
+        if question.split is not None:
+            wanted &= np.array([split == question.split for split in self.split], dtype=bool)
+        if text := question.query.strip().casefold():
+            wanted &= np.array([text in searched for searched in self._text], dtype=bool)
+        if question.errors:
+            wanted &= self.wrong[own]
+        numbers = np.flatnonzero(wanted)
+        keys = self._keys(question.sort, own)[numbers]
+        order = np.argsort(-keys if question.descending else keys, kind="stable")
+        start = question.page * PAGE_SIZE
+        return {
+            "total": len(numbers),
+            "page": question.page,
+            "page_size": PAGE_SIZE,
+            "rows": [self.row(int(n), question.model) for n in numbers[order][start : start + PAGE_SIZE]],
+        }
+
+    def _keys(self, sort: SortName, own: int) -> NDArray[np.float64]:
+        """(bags,) what is sorted by; a bag without a score comes before all others."""
+        if sort in {"score", "error"}:
+            found: NDArray[np.float64] = np.abs(self.probability[own] - (self.label if sort == "error" else 0))
+            found[np.isnan(found)] = -1.0
+            return found
+        if sort == "label":
+            return self.label.astype(np.float64)
+        if sort == "disagreement":
+            return self.disagreement
+        values = self.split if sort == "split" else self.bag_id
+        place = {value: rank for rank, value in enumerate(sorted(set(values)))}
+        return np.array([place[value] for value in values], dtype=np.float64)
+
+    def _wrong(self) -> NDArray[np.bool_]:
+        """(models, bags) whether the bag lies on the other side of the threshold than its label says."""
+        called: NDArray[np.bool_] = self.probability >= np.array(self.threshold)[:, None]
+        wrong: NDArray[np.bool_] = (called != (self.label == 1)) & ~np.isnan(self.probability)
+        return wrong
+
+    def _disagreement(self) -> NDArray[np.float64]:
+        """(bags,) largest difference between the probabilities of two models."""
+        unknown = np.isnan(self.probability)
+        largest = np.where(unknown, -np.inf, self.probability).max(axis=0)
+        smallest = np.where(unknown, np.inf, self.probability).min(axis=0)
+        difference: NDArray[np.float64] = np.maximum(largest - smallest, 0.0)
+        return difference
+
+
+def bag_threshold(results: dict[str, Any], model: Model) -> float:
+    """Bag probability from which a model calls a bag positive: chosen on validation, mean over retrainings."""
+    entry = results.get(model.encoder, {})
+    own = entry.get("test") if results.get("aggregator") == model.aggregator else None
+    found = own or entry.get("aggregators", {}).get(model.aggregator) or {}
+    return float(found.get("bag", {}).get("threshold", {}).get("mean", _NO_THRESHOLD))

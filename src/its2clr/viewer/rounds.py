@@ -1,0 +1,91 @@
+"""Pseudo labels of the refinement rounds, bag by bag, held in few bytes."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from its2clr.errors import InputError
+from its2clr.run.scores import RunScores
+
+_HELD_INSTANCES = 100_000_000
+"""Instances of all rounds in memory, at six bytes each."""
+
+
+class RoundScores(NamedTuple):
+    """What one round says about one training bag.
+
+    Attributes:
+        probability: (N,) of each instance to be positive.
+        pseudo_label: (N,) 1 or 0.
+        selected: (N,) 1 or -1 for those the next epoch uses as positive or as negative of a positive bag, else 0.
+    """
+
+    probability: NDArray[np.float32]
+    pseudo_label: NDArray[np.int8]
+    selected: NDArray[np.int8]
+
+
+@dataclass(frozen=True, eq=False)
+class _Round:
+    bags: dict[str, slice]
+    all: RoundScores
+
+    def __len__(self) -> int:
+        return len(self.all.probability)
+
+
+class Rounds:
+    """Rounds read when first asked for; the least used ones leave when they become too many.
+
+    Args:
+        scores: The run's scores.
+    """
+
+    def __init__(self, scores: RunScores) -> None:
+        self._scores = scores
+        self.epochs = list(scores.rounds)
+        self._held: OrderedDict[int, _Round] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def bag(self, bag_id: str, epoch: int) -> RoundScores | None:
+        """What the round after an epoch says about a bag; None if the bag took no part."""
+        found = self._round(epoch)
+        rows = found.bags.get(bag_id)
+        if rows is None:
+            return None
+        return RoundScores(found.all.probability[rows], found.all.pseudo_label[rows], found.all.selected[rows])
+
+    def _round(self, epoch: int) -> _Round:
+        with self._lock:
+            if epoch not in self._held:
+                self._held[epoch] = _compact(self._scores.round(epoch))
+                while len(self._held) > 1 and sum(map(len, self._held.values())) > _HELD_INSTANCES:
+                    self._held.popitem(last=False)
+            self._held.move_to_end(epoch)
+            return self._held[epoch]
+
+
+def _compact(table: pd.DataFrame) -> _Round:
+    """The table without its text: where each bag begins, and three plain arrays."""
+    bag_id = table["bag_id"].to_numpy(dtype=object)
+    new = np.ones(len(bag_id), dtype=bool)
+    new[1:] = bag_id[1:] != bag_id[:-1]
+    starts = np.flatnonzero(new)
+    ends = np.append(starts[1:], len(bag_id))
+    bags = {str(bag_id[start]): slice(int(start), int(end)) for start, end in zip(starts, ends, strict=True)}
+    expected = np.arange(len(bag_id)) - np.repeat(starts, ends - starts)
+    if len(bags) != len(starts) or not np.array_equal(table["instance"].to_numpy(), expected):
+        raise InputError("pseudo_labels.parquet: instances are out of order; run `its2clr refine` again")
+    return _Round(
+        bags,
+        RoundScores(
+            table["probability"].to_numpy(dtype=np.float32),
+            table["pseudo_label"].to_numpy(dtype=np.int8),
+            table["selected"].to_numpy(dtype=np.int8),
+        ),
+    )

@@ -1,0 +1,235 @@
+import json
+import math
+import pickle
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load as load_tensors
+
+from its2clr import ItS2CLR
+from its2clr.aggregators import base
+from its2clr.cohort import Cohort, CohortInfo
+from its2clr.cohort.slides import SlideSettings
+from its2clr.errors import InputError
+from its2clr.predict.calibration import fit_calibration
+from its2clr.predict.inputs import sort_inputs
+from its2clr.predict.model_file import load_model, save_model
+from its2clr.predict.model_of_run import export_model, model_of_run, open_model
+from its2clr.predict.predict import open_for_prediction
+from its2clr.predict.tiling import Tiling
+from its2clr.run.scores import Model, RunScores
+
+PARTS = ("model.json", "encoder.safetensors", "aggregators.safetensors")
+
+
+@pytest.fixture(scope="module")
+def model_file(evaluated_run, tmp_path_factory):
+    return export_model(evaluated_run, tmp_path_factory.mktemp("model") / "model.its2clr")
+
+
+@pytest.fixture
+def parts(model_file):
+    with zipfile.ZipFile(model_file) as archive:
+        return {name: archive.read(name) for name in PARTS}
+
+
+def write(path, parts, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in parts.items() if isinstance(parts, dict) else parts:
+            archive.writestr(name, content)
+    return path
+
+
+def changed(parts, **values):
+    """The parts with some values of model.json replaced."""
+    return {**parts, "model.json": json.dumps({**json.loads(parts["model.json"]), **values})}
+
+
+def test_it_holds_the_runs_weights_and_equal_models_give_equal_bytes(model_file, evaluated_run, tmp_path):
+    loaded = load_model(model_file)
+    again = save_model(loaded, tmp_path / "again.its2clr")
+    assert again.read_bytes() == model_file.read_bytes()
+    assert export_model(evaluated_run, tmp_path / "anew.its2clr").read_bytes() == model_file.read_bytes()
+    made = model_of_run(evaluated_run)
+    assert made.fingerprint == loaded.fingerprint
+    for name, tensor in made.encoder.state_dict().items():
+        assert torch.equal(tensor, loaded.encoder.state_dict()[name])
+    assert loaded.aggregators.seeds == made.aggregators.seeds
+    assert len(loaded.aggregators.seeds) == 2
+    for name, tensor in made.aggregators.state.items():
+        assert torch.equal(tensor, loaded.aggregators.state[name])
+    other = model_of_run(evaluated_run, Model("simclr", "dsmil"))
+    assert other.description.method == "SimCLR"
+    assert other.fingerprint != made.fingerprint
+
+
+def test_it_is_a_plain_archive_of_json_and_safetensors(model_file, parts, evaluated_run):
+    with zipfile.ZipFile(model_file) as archive:
+        assert archive.namelist() == list(PARTS)
+        assert all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+    weights = load_tensors(parts["encoder.safetensors"])
+    assert set(weights) == set(load_model(model_file).encoder.state_dict())  # and no projector
+    described = json.loads(parts["model.json"])
+    assert described["format"] == 1
+    assert described["tiling"] == {**described["tiling"], "kind": "slides", "tile_size": 32, "mpp": 1.0}
+    results = json.loads((evaluated_run / "results.json").read_text())
+    assert described["metrics"]["bag_auc"] == results["its2clr"]["test"]["bag_auc"]
+    assert described["cohort"]["splits"]["train"] == {"bags": 24, "positive_bags": 12, "instances": 384}
+
+
+def test_no_patient_and_no_path_leaves_the_house(parts, evaluated_run):
+    text = parts["model.json"].decode()
+    bags = Cohort.open(RunScores(evaluated_run).cohort_path).bags
+    for word in [*bags["bag_id"], *bags["group"], str(evaluated_run.parent), "/tmp", "/home"]:
+        assert word not in text
+
+
+def test_calibration_and_threshold_are_of_validation_bags_alone(model_file, evaluated_run, tmp_path, monkeypatch):
+    table = pd.read_csv(evaluated_run / "bag_predictions.csv", converters={"probability": float})
+    chosen = table.query("encoder == 'its2clr' and split == 'val'")
+    loaded = load_model(model_file)
+    assert loaded.calibration == fit_calibration(chosen["label"], chosen["probability"])
+    assert loaded.calibration.bags == 16
+    positive = chosen["probability"] >= loaded.description.threshold
+    sensitivity = positive[chosen["label"] == 1].mean()
+    specificity = 1 - positive[chosen["label"] == 0].mean()
+    best = max(
+        (chosen.loc[chosen["label"] == 1, "probability"] >= cut).mean()
+        + (chosen.loc[chosen["label"] == 0, "probability"] < cut).mean()
+        for cut in chosen["probability"]
+    )
+    assert sensitivity + specificity == pytest.approx(best)
+    other = RunScores(evaluated_run).bags
+    other.loc[other["split"] != "val", "label"] = 1 - other["label"]
+    monkeypatch.setattr(RunScores, "bags", other)
+    assert model_of_run(evaluated_run).calibration == loaded.calibration
+
+
+def test_a_run_folder_serves_as_its_model(evaluated_run, model_file, tmp_path):
+    assert open_model(evaluated_run).fingerprint == load_model(model_file).fingerprint
+    with pytest.raises(InputError, match="no such run or model file"):
+        open_model(tmp_path / "absent")
+    with pytest.raises(InputError, match="not a run"):
+        open_model(tmp_path)
+
+
+def test_the_estimator_takes_a_model_file(model_file, evaluated_run, tiny_cohort):
+    model = ItS2CLR.from_model(model_file, verbose=False)
+    run = ItS2CLR(run=evaluated_run, verbose=False)
+    test = Cohort.open(tiny_cohort).split("test")
+    np.testing.assert_array_equal(model.predict_proba(test), run.predict_proba(test))
+    pd.testing.assert_frame_equal(model.predict_instances(test), run.predict_instances(test), check_exact=True)
+    features, expected = model.transform(test), run.transform(test)
+    assert list(features) == list(expected)
+    assert all(np.array_equal(features[bag], expected[bag]) for bag in expected)
+    with pytest.raises(InputError, match="training needs a run folder"):
+        model.fit(tiny_cohort)
+    with pytest.raises(InputError, match="no such model file"):
+        ItS2CLR.from_model(model_file.parent / "absent.its2clr")
+
+
+def test_nothing_is_unpickled(model_file, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a pickle was read")
+
+    for module, name in ((torch, "load"), (pickle, "load"), (pickle, "loads"), (pickle, "Unpickler")):
+        monkeypatch.setattr(module, name, refuse)
+    load_model(model_file)
+
+
+def test_damage_anywhere_is_noticed(model_file, tmp_path):
+    content = model_file.read_bytes()
+    damaged = tmp_path / "damaged.its2clr"
+    for place in np.linspace(60, len(content) - 400, 23).astype(int).tolist():
+        spoiled = bytearray(content)
+        spoiled[place] ^= 0xFF
+        damaged.write_bytes(spoiled)
+        with pytest.raises(InputError, match=r"damaged\.its2clr"):
+            load_model(damaged)
+    for size in (0, 10, len(content) // 2, len(content) - 1):
+        damaged.write_bytes(content[:size])
+        with pytest.raises(InputError, match="damaged, or not a model"):
+            load_model(damaged)
+
+
+def test_what_is_no_model_is_refused(parts, tmp_path):
+    path = tmp_path / "bad.its2clr"
+    with pytest.raises(InputError, match="there is no such file"):
+        load_model(path)
+    with pytest.raises(InputError, match=r"it has no aggregators\.safetensors"):
+        load_model(write(path, {name: parts[name] for name in PARTS[:2]}))
+    with pytest.raises(InputError, match="holds what a model does not"):
+        load_model(write(path, {**parts, "../../evil.py": b"print()"}))
+    assert not (tmp_path.parent / "evil.py").exists()
+    with pytest.raises(InputError, match="is compressed"):
+        load_model(write(path, parts, zipfile.ZIP_DEFLATED))
+    with pytest.warns(UserWarning, match="Duplicate"):
+        write(path, [*parts.items(), ("model.json", b"{}")])
+    with pytest.raises(InputError, match="holds a part twice"):
+        load_model(path)
+    with pytest.raises(InputError, match="far too many"):
+        load_model(write(path, {**parts, "model.json": b" " * (17 * 2**20)}))
+    with pytest.raises(InputError, match=r"model\.json cannot be read"):
+        load_model(write(path, {**parts, "model.json": b"[" * 200_000}))
+    with pytest.raises(InputError, match="does not say its format"):
+        load_model(write(path, {**parts, "model.json": b"[]"}))
+    with pytest.raises(InputError, match=r"not the one that model\.json belongs to"):
+        load_model(write(path, {**parts, "encoder.safetensors": parts["aggregators.safetensors"]}))
+
+
+def test_what_model_json_may_not_say(parts, tmp_path):
+    path = tmp_path / "bad.its2clr"
+    described = json.loads(parts["model.json"])
+    with pytest.raises(InputError, match=r"has format 99, this version .* reads 1; install the version"):
+        load_model(write(path, changed(parts, format=99)))
+    with pytest.raises(InputError, match="not that of a model"):
+        load_model(write(path, changed(parts, threshold="high")))
+    with pytest.raises(InputError, match="not that of a model"):
+        load_model(write(path, changed(parts, surprise=1)))
+    with pytest.raises(InputError, match="not that of a model"):
+        load_model(write(path, changed(parts, calibration={**described["calibration"], "slope": math.nan})))
+    for settings in ({"overlap": -1}, {"overlap": "wide"}, {"tile_size": 64}, {"colour": 1}):
+        tiling = {**described["tiling"], "settings": {**described["tiling"]["settings"], **settings}}
+        with pytest.raises(InputError, match="not that of a model"):
+            load_model(write(path, changed(parts, tiling=tiling)))
+    encoder = {**described["encoder"], "options": {"checkpoint_path": "weights.pth"}}
+    with pytest.raises(InputError, match="weights from elsewhere"):
+        load_model(write(path, changed(parts, encoder=encoder)))
+    with pytest.raises(InputError, match="weights from elsewhere"):
+        load_model(write(path, changed(parts, encoder={**described["encoder"], "pretrained": True})))
+    with pytest.raises(InputError, match="do not fit"):
+        load_model(write(path, changed(parts, encoder={**described["encoder"], "options": {}})))
+    aggregator = {**described["aggregator"], "feature_dim": 17}
+    with pytest.raises(InputError, match="do not fit the aggregator 'dsmil'"):
+        load_model(write(path, changed(parts, aggregator=aggregator)))
+
+
+def test_what_a_cohort_says_of_its_tiling(tmp_path):
+    slides = SlideSettings(mpp=0.5, tile_size=64, overlap=4, stain="macenko", default_mpp=0.25, classes=("Tumor",))
+    said = Tiling.of_cohort(CohortInfo(tile_size=64, encoding="jpeg", settings={**vars(slides), "label": "EGFR"}))
+    assert (said.kind, said.mpp) == ("slides", 0.5)
+    assert said.slide_settings() == replace(slides, default_mpp=None, classes=())
+    images = {"tile_size": 48, "encoding": "jpeg", "quality": 80, "resize": "nearest"}
+    said = Tiling.of_cohort(CohortInfo(tile_size=48, encoding="jpeg", settings={**images, "splits": "manifest"}))
+    assert (said.kind, said.mpp, said.image_settings()) == ("images", None, images)
+    resampled = CohortInfo(tile_size=48, encoding="png", settings={"source": "resample", "seed": 0})
+    assert Tiling.of_cohort(resampled).kind == "tiles"
+    found = sort_inputs([tmp_path], "tiles")
+    assert "give the cohort" in found.left_out[0].problem
+
+
+def test_a_missing_plugin_is_named(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    described = json.loads(parts["model.json"])
+    aggregator = {**described["aggregator"], "name": "ours"}
+    path = write(tmp_path / "ours.its2clr", changed(parts, aggregator=aggregator, plugins=["ours_of_model_file.py"]))
+    with pytest.raises(InputError, match=r"needs the aggregator 'ours'.*--set plugins=\[ours_of_model_file.py\]"):
+        load_model(path)
+    lines = ["from its2clr.aggregators.base import register", "from its2clr.aggregators.dsmil import DSMIL"]
+    (tmp_path / "ours_of_model_file.py").write_text("\n".join([*lines, "register('ours')(type('Ours', (DSMIL,), {}))"]))
+    model, _ = open_for_prediction(path, [f"plugins=[{tmp_path / 'ours_of_model_file.py'}]"], quiet=True)
+    assert model.aggregators.name == "ours"

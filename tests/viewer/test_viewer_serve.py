@@ -1,0 +1,102 @@
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+from tests.end_to_end.commands import command, environment
+from tests.viewer.viewer_runs import write_cohort, write_run
+
+from its2clr import cli
+from its2clr.errors import InputError
+from its2clr.viewer import serve as serving
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    return write_run(folder / "run", write_cohort(folder / "cohort", [f"b{number}" for number in range(6)]))
+
+
+def refusal(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["its2clr", "view", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is sent as a signal")
+def test_it_serves_until_interrupted(run):
+    words = command("view", run, "--port", "0", "--no-open", "--token", "a b&c")
+    with subprocess.Popen(
+        words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        lines = [process.stdout.readline() for _ in range(3)]
+        assert "6 bags, 3 models, 3 rounds" in lines[0]
+        address = re.fullmatch(r"open (http://127\.0\.0\.1:\d+/)\?token=a%20b%26c\n", lines[1])[1]
+        assert httpx.get(f"{address}api/run").status_code == 401
+        with httpx.Client() as browser:
+            page = browser.get(address, params={"token": "a b&c"})
+            assert page.status_code == 200
+            assert browser.get(f"{address}api/run").json()["n_bags"] == 6
+            assert browser.get(f"{address}static/openseadragon/openseadragon.min.js").status_code == 200
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        assert process.stderr.read() == ""
+
+
+def test_a_busy_port_is_told(run, monkeypatch, capsys):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        assert f"port {port} is taken" in refusal(monkeypatch, capsys, run, "--port", port, "--no-open")
+
+
+def test_what_cannot_be_shown_is_told(run, tmp_path, monkeypatch, capsys):
+    assert "not a run" in refusal(monkeypatch, capsys, tmp_path)
+    (tmp_path / "config.yaml").write_text((run / "config.yaml").read_text())
+    assert "not evaluated yet" in refusal(monkeypatch, capsys, tmp_path)
+    assert "must not be empty" in refusal(monkeypatch, capsys, run, "--token", " ")
+    assert "not an address of this machine" in refusal(monkeypatch, capsys, run, "--host", "203.0.113.7")
+
+
+def test_another_host_gets_a_token_of_its_own(run, monkeypatch):
+    import uvicorn
+
+    seen, said = [], []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: seen.append((self.config.app, sockets[0])))
+    for _ in range(2):
+        serving.serve(run, host="0.0.0.0", port=0, open_browser=False, say=said.append)
+    tokens = [re.search(r"\?token=([\w-]{32}) ", line)[1] for line in said if line.startswith("open")]
+    assert len(set(tokens)) == 2
+    assert [app._token for app, _ in seen] == tokens
+    assert not any(app._local for app, _ in seen)
+    serving.serve(run, port=0, open_browser=False, say=said.append)
+    assert seen[-1][0]._token is None
+    assert seen[-1][0]._local
+
+
+def test_a_browser_is_opened_where_there_is_a_screen(run, monkeypatch):
+    import uvicorn
+
+    opened = []
+    monkeypatch.setattr(serving.webbrowser, "open", opened.append)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    serving.serve(run, port=0, open_browser=True, say=lambda _: None)
+    assert len(opened) == 1
+    assert opened[0].startswith("http://127.0.0.1:")
+    serving.serve(run, port=0, open_browser=None, say=lambda _: None)  # no terminal here
+    assert len(opened) == 1
+
+
+def test_addresses_are_written_as_browsers_take_them():
+    assert serving.address("::1", 80, None) == "http://[::1]:80/"
+    assert serving.address("lab", 80, "a/b c") == "http://lab:80/?token=a%2Fb%20c"
+    assert serving.address("0.0.0.0", 80, None) == f"http://{socket.gethostname()}:80/"
+    with pytest.raises(InputError, match="no such address"):
+        serving.listen("no such host", 1)
