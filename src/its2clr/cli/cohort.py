@@ -186,7 +186,7 @@ def features(
     from_run: Annotated[
         Path | None, typer.Option(help="A run whose own features to take, instead of manifest and files.")
     ] = None,
-    encoder: Annotated[str, typer.Option(help="With --from-run: simclr, its2clr or end_to_end.")] = "simclr",
+    encoder: Annotated[str, typer.Option(help="With --from-run: start, refined or end_to_end.")] = "start",
     unlabelled: UnlabelledOption = False,
     fractions: FractionsOption = (0.6, 0.15, 0.25),
     seed: SeedOption = 0,
@@ -208,7 +208,7 @@ def features(
 
     Example: `its2clr cohort features labels.csv cohorts/uni --features trident/20x_256px_0px_overlap/features_uni_v1`
 
-    Of a run's own encoder: `its2clr cohort features cohorts/simclr --from-run runs/mine --encoder simclr`
+    Of a run's own encoder: `its2clr cohort features cohorts/start --from-run runs/mine --encoder start`
     """
     from its2clr.cohort.features.packing import pack_features, read_feature_manifest
     from its2clr.engine.progress import ProgressBar
@@ -247,8 +247,8 @@ def synthetic(
 ) -> None:
     """Draw procedural slides with instance ground truth: the embedded cohort."""
     from its2clr.cohort.synthetic.packing import make_synthetic
-    from its2clr.config import parse_override
     from its2clr.engine.progress import ProgressBar
+    from its2clr.settings import parse_override
 
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
     with ProgressBar(console=console).start("draw", 1, "bags") as progress:

@@ -57,7 +57,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe, r
     """List the recipes, or show every setting of one."""
     import yaml
 
-    from its2clr.config import read_recipe, recipe_names, resolve_config
+    from its2clr.settings import read_recipe, recipe_names, resolve_config
 
     if name is None:
         console.print("\n".join(recipe_names()))

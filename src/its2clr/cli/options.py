@@ -57,6 +57,6 @@ LimitOption = Annotated[
 ModelOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--model", help="simclr, its2clr or end_to_end, or with another aggregator its2clr+max; may be repeated."
+        "--model", help="start, refined or end_to_end, or with another aggregator refined+max; may be repeated."
     ),
 ]

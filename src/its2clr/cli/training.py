@@ -58,7 +58,7 @@ def pretrain(
     recipe: RecipeOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Self-supervised start on the training tiles; leaves RUN/checkpoints/encoder-simclr.safetensors.
+    """Self-supervised start on the training tiles; leaves RUN/checkpoints/encoder-start.safetensors.
 
     SimCLR, or with `--set pretrain.method=moco` (byol, dino, bag_labels) another start.
     """
@@ -68,7 +68,7 @@ def pretrain(
 def extract(
     cohort: OptionalCohort = None,
     run: RunOption = Path("runs/fit"),
-    encoder: Annotated[str, typer.Option(help="simclr, its2clr or end_to_end.")] = "its2clr",
+    encoder: Annotated[str, typer.Option(help="start, refined or end_to_end.")] = "refined",
     recipe: RecipeOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -93,7 +93,7 @@ def aggregate(
     encoder: Annotated[
         str | None,
         typer.Option(
-            help="Whose features: simclr, its2clr or end_to_end; default: its2clr, of a new run on features "
+            help="Whose features: start, refined or end_to_end; default: refined, of a new run on features "
             "the features themselves."
         ),
     ] = None,
@@ -144,7 +144,7 @@ def correct(
     run: Annotated[Path, typer.Argument(help="Folder of the run that was looked at.")],
     corrections: Annotated[Path, typer.Argument(help="Folder with a GeoJSON file per corrected bag.")],
     out: Annotated[Path, typer.Option(help="Folder of the new run.")],
-    encoder: Annotated[str, typer.Option(help="Encoder to start from: its2clr or simclr.")] = "its2clr",
+    encoder: Annotated[str, typer.Option(help="Encoder to start from: refined or start.")] = "refined",
 ) -> None:
     """Refine again with a person's corrections: tiles marked as truly positive or negative are trusted.
 

@@ -6,12 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from its2clr.config import EncoderConfig, ProjectorConfig
+from its2clr.config import FEATURES, EncoderConfig, ProjectorConfig
 from its2clr.errors import InputError
 from its2clr.views import to_float
-
-FEATURES = "features"
-"""Name of the encoder of a cohort of features: the adapter of `its2clr.encoders.adapter`."""
 
 
 class Encoder(nn.Module):

@@ -188,7 +188,7 @@ def _refuse_adapter(
             break
     else:
         return
-    refined = source if kind == "checkpoint" else "RUN/checkpoints/encoder-its2clr.safetensors"
+    refined = source if kind == "checkpoint" else "RUN/checkpoints/encoder-refined.safetensors"
     raise InputError(
         f"encoder.weights: {source} is the {kind} of an adapter over features made elsewhere: it takes "
         f"{hidden.shape[1]} features per tile and holds no network for tiles, so no encoder can start from it.\n"
@@ -217,7 +217,7 @@ def _read_hub(source: str) -> WeightFile:
 def _file_of_folder(folder: Path) -> Path:
     if (folder / "config.yaml").is_file():
         raise InputError(
-            f"encoder.weights: {folder} is a run; name one of its files, checkpoints/encoder-its2clr.safetensors, or "
+            f"encoder.weights: {folder} is a run; name one of its files, checkpoints/encoder-refined.safetensors, or "
             "give the run as pretrain.start to take its encoder with all settings"
         )
     for name in HUB_FILES:
