@@ -6,7 +6,7 @@ import pytest
 from scipy.special import expit
 
 from its2clr.errors import InputError
-from its2clr.evaluation import dice, fit_dice, instance_metrics, soft_dice
+from its2clr.evaluation import fit_dice, instance_metrics, soft_dice
 
 PRINTED = {"slope_range": (-5.0, 5.0), "intercept_range": (0.1, 10.0)}
 
@@ -48,20 +48,6 @@ def test_settings_come_from_validation_alone():
     assert set(instance_metrics(*first)) == {"auc", "auprc", "max_f1"}
 
 
-@pytest.mark.parametrize("point", [(0.5, -1.0), (3.0, 2.0), (10.0, -5.0)])
-def test_gradient_of_dice(point):
-    labels, scores = some_instances(3, logits=True)
-    data = dice._Weighted(scores, np.ones(labels.size), labels.astype(float))
-    _, gradient = dice._negative_dice(np.array(point), data)
-    step = 1e-5
-    for axis in range(2):
-        above, below = np.array(point), np.array(point)
-        above[axis] += step
-        below[axis] -= step
-        slope = (reference.dice(labels, scores, *below) - reference.dice(labels, scores, *above)) / (2 * step)
-        assert gradient[axis] == pytest.approx(slope, rel=1e-4, abs=1e-9)
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("logits", [False, True])
 @pytest.mark.parametrize("ranges", [{}, PRINTED])
@@ -97,7 +83,7 @@ def test_many_scores_are_fitted_as_well_and_fast():
     labels, scores = some_instances(5, 250_000, decimals=12)
     started = time.perf_counter()
     fit = fit_dice(labels, scores)
-    assert time.perf_counter() - started < 8  # about 0.3 s on two idle cores
+    assert time.perf_counter() - started < 8  # about half a second on two idle cores
     around = [
         soft_dice(labels, scores, np.clip(fit.slope + step, 0.1, 10), np.clip(fit.intercept + other, -5, 5))
         for step in (-0.2, 0, 0.2)
