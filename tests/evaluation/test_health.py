@@ -195,6 +195,7 @@ def test_a_refinement_that_stayed_at_its_start_is_said():
     sentence = start_kept([0.8, 0.79, 0.75], [True, False, False])
     assert sentence is not None
     assert sentence.startswith("no round improved on the start (validation AUC 0.800, later at best 0.790)")
+    assert sentence.endswith("try a higher refine.learning_rate or more refine.epochs")
     assert start_kept([0.8, 0.79, 0.81], [True, False, True]) is None
     assert start_kept([0.8], [True]) is None  # nothing was tried yet
 

@@ -273,7 +273,7 @@ def start_kept(aucs: Sequence[float], improved: Sequence[bool]) -> str | None:
         return None
     return (
         f"no round improved on the start (validation AUC {aucs[0]:.3f}, later at best {max(aucs[1:]):.3f}): the "
-        "refined encoder is the start; try a higher refine.learning_rate, more refine.epochs, or refine.tolerance=0.01"
+        "refined encoder is the start; try a higher refine.learning_rate or more refine.epochs"
     )
 
 
