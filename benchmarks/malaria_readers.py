@@ -18,7 +18,7 @@ from its2clr.cohort import Cohort
 from its2clr.encoders.encoder import Encoder
 from its2clr.encoders.weights import load_network
 from its2clr.engine.devices import Engine
-from its2clr.evaluation.pseudo_labels import pseudo_label_quality
+from its2clr.evaluation.instances import pseudo_label_quality
 from its2clr.files import write_json
 from its2clr.refine.pseudo_labels import partition
 from its2clr.refine.rounds import Bags, aggregator_seeds, run_round
@@ -84,11 +84,13 @@ def main() -> None:
             one = run_round(encoder, train, validation, kinds[kind], settings, seeds, engine)
             mean = one.probabilities.mean(axis=0)
             pools = partition(mean, train.labels[train.bag_of_instance], one.threshold, 1.0, train.bag_of_instance)
-            quality = pseudo_label_quality(truth, mean, pools.pseudo_positive, pools.pseudo_negative)
+            selected = np.zeros(len(truth), dtype=np.int64)
+            selected[pools.pseudo_positive], selected[pools.pseudo_negative] = 1, -1
+            quality = pseudo_label_quality(truth, mean, selected)
             precision, recall = quality["precision"], quality["recall"]
             found[row].append(
                 {
-                    "instance_auc": quality["auc"],
+                    "instance_auc": quality["instance_auc"],
                     "precision": precision,
                     "recall": recall,
                     "f1": 2 * precision * recall / (precision + recall),

@@ -16,6 +16,7 @@ from sklearn.metrics import average_precision_score, precision_recall_curve, roc
 from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import decode
 from its2clr.config import resolve_config
+from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.report import curves, panels, words, write_report
 from its2clr.report.collect import collect
 from its2clr.report.page import called_at_validation
@@ -43,10 +44,10 @@ def results(evaluated_run):
 
 def test_numbers_are_those_of_the_results(page, results):
     rows = {row[0]: row[1:] for row in page.tables["bag-results"]}
-    assert rows["model"] == ["AUC", "average precision", "balanced accuracy", "F1"]
+    assert rows["model"] == ["AUC", "AUPRC", "balanced accuracy", "F1", "sensitivity", "specificity"]
     for name, encoder in (("SimCLR + dsmil", "simclr"), ("ItS2CLR + dsmil", "its2clr")):
         found = results[encoder]["test"]
-        for cell, metric in zip(rows[name], ("auc", "auprc", "balanced_accuracy", "f1"), strict=True):
+        for cell, metric in zip(rows[name], BAG_METRICS, strict=True):
             low, high = found["bag_intervals"][metric]
             number = found["bag"][metric]
             assert cell == f"{number['mean']:.3f} ± {number['std']:.3f} [{low:.3f}, {high:.3f}]"

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from its2clr.config import RunConfig
 from its2clr.engine.guard import contrasted_rows
+from its2clr.evaluation.arrays import both_classes
 from its2clr.report import curves, figures
 from its2clr.report.collect import Scored
 from its2clr.report.curves import Decisions
@@ -109,7 +110,7 @@ def training(metrics: Sequence[dict[str, Any]], config: RunConfig) -> Markup | N
 
 
 def _rates(name: str, what: str, pairs: dict[str, Any]) -> Markup | None:
-    pairs = {model: pair for model, pair in pairs.items() if curves.both_classes(pair[0])}
+    pairs = {model: pair for model, pair in pairs.items() if both_classes(pair[0])}
     if not pairs:
         return None
     labels = next(iter(pairs.values()))[0]
