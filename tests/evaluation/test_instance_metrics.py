@@ -1,4 +1,5 @@
 import time
+from itertools import product
 
 import evaluation_references as reference
 import numpy as np
@@ -68,6 +69,18 @@ def test_fitted_dice_is_no_worse_than_a_fine_grid(seed, logits, ranges):
     assert fit.dice == pytest.approx(reference.dice(labels, scores, fit.slope, fit.intercept))
     assert slope_range[0] <= fit.slope <= slope_range[1]
     assert intercept_range[0] <= fit.intercept <= intercept_range[1]
+
+
+@pytest.mark.parametrize("seed", [6, 9, 10])
+def test_the_highest_of_several_peaks_is_found(seed):
+    generator = np.random.default_rng(seed)
+    labels = (generator.random(60) < 0.15).astype(int)
+    labels[:2] = (0, 1)
+    scores = generator.normal(-9, 6, 60) + 4 * labels  # few logits, far apart: a grid of 11 leads to a lower peak
+    best = max(
+        soft_dice(labels, scores, *point) for point in product(np.geomspace(0.1, 10, 80), np.linspace(-5, 5, 80))
+    )
+    assert fit_dice(labels, scores).dice >= best - 1e-6
 
 
 @pytest.mark.parametrize("seed", range(4))

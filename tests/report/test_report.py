@@ -17,6 +17,7 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import decode
 from its2clr.config import resolve_config
 from its2clr.evaluation.bags import BAG_METRICS
+from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.report import curves, panels, words, write_report
 from its2clr.report.collect import collect
 from its2clr.report.page import called_at_validation
@@ -112,6 +113,9 @@ def test_bags_and_decisions_are_those_of_the_predictions(page, evaluated_run):
         errors.append(abs(test.loc[row[0], "label"] - test.loc[row[0], "probability"]))
     assert errors == sorted(errors, reverse=True)
     found = called_at_validation(collect(evaluated_run).models)["ItS2CLR + dsmil"]
+    validation = own[own["split"] == "val"]
+    assert found.threshold == balanced_accuracy_threshold(validation["label"], validation["probability"])
+    assert found.threshold != balanced_accuracy_threshold(test["label"], test["probability"])
     called = test["probability"] >= found.threshold
     wrong = int((called != (test["label"] == 1)).sum())
     assert found.false_negatives + found.false_positives == wrong
