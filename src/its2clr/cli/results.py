@@ -207,8 +207,9 @@ def score(
 ) -> None:
     """Score predictions for new bags against their labels: how good the model is on patients it has never seen.
 
-    Prints AUC with its interval over bags, AUPRC, sensitivity, specificity and balanced accuracy at the model's own
-    threshold, and the Brier score of the calibrated probabilities; with --instances also how well instances are found.
+    Prints AUC, AUPRC and, at the model's own threshold, balanced accuracy, F1, sensitivity and specificity, with their
+    intervals over bags, and the Brier score of the calibrated probabilities; with --instances also how well instances
+    are found.
     Bags that only one side knows are said and left out.
 
     BAGS must hold no bag, and no patient, that the model was trained or validated on.
