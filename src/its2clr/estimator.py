@@ -157,8 +157,8 @@ class ItS2CLR:
 
     def _scores(self, bags: Cohort) -> Any:
         from its2clr.predict.inference import score_bags
-        from its2clr.run.evaluation import Scores
         from its2clr.run.names import REFINED
+        from its2clr.run.scores import Scores
 
         if self._deployed is not None:
             model, engine = self._deployed

@@ -12,8 +12,9 @@ from tests.end_to_end.commands import ROOT
 from its2clr.aggregators import create_aggregator
 from its2clr.errors import InputError
 from its2clr.plugins import import_plugins
-from its2clr.run.evaluation import evaluate, results_rows
+from its2clr.run.evaluation import evaluate
 from its2clr.run.opening import open_run
+from its2clr.run.results import results_rows
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 

@@ -17,9 +17,9 @@ from its2clr.experiments.metrics import Value, read_metric
 from its2clr.predict.against_labels import score, score_rows
 from its2clr.predict.predict import predict
 from its2clr.report import write_report
-from its2clr.run.evaluation import Scores, evaluate, measure
-from its2clr.run.evaluation import predict as predict_split
+from its2clr.run.evaluation import evaluate, measure
 from its2clr.run.opening import open_run
+from its2clr.run.scores import Scores
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
@@ -55,10 +55,11 @@ def test_settings_are_tuned_on_validation_not_on_test(splits):
 def test_an_evaluation_tunes_on_the_validation_split(evaluated_run, splits):
     test, validation = splits
     stages = open_run(evaluated_run, quiet=True, write_features=False)
+    aggregators = stages.aggregate("refined")
     by_split = [
         [
             balanced_accuracy_threshold(part.bags["label"], one)
-            for one in predict_split(stages, "refined", "dsmil", part.without_labels()).bags
+            for one in Scores.of(aggregators, stages.features("refined", part.without_labels())).bags
         ]
         for part in (validation, test)
     ]

@@ -196,7 +196,8 @@ def _fit_and_evaluate(stages: "Stages") -> None:
 def _evaluate(stages: "Stages") -> None:
     from its2clr.engine.memory import said_peak_memory
     from its2clr.predict.model_of_run import export_model
-    from its2clr.run.evaluation import evaluate, results_rows
+    from its2clr.run.evaluation import evaluate
+    from its2clr.run.results import results_rows
 
     results = evaluate(stages)
     if not stages.engine.is_writer:

@@ -13,8 +13,8 @@ from its2clr.experiments.metrics import Value, read_metric
 from its2clr.experiments.plan import Job, Planner
 from its2clr.experiments.spec import Cell, Experiment, Number
 from its2clr.files import read_json, read_metrics
-from its2clr.run.evaluation import training_seconds
 from its2clr.run.names import START
+from its2clr.run.results import training_seconds
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from its2clr.engine.devices import Engine
 from its2clr.engine.progress import ProgressBar
 from its2clr.errors import InputError
 from its2clr.predict.model_file import TrainedModel
-from its2clr.run.evaluation import Scores
+from its2clr.run.scores import Scores
 from its2clr.tile_store import TileStore
 
 GROUP_BYTES = 2**30

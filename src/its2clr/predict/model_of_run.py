@@ -24,7 +24,8 @@ from its2clr.predict.model_file import (
     save_model,
 )
 from its2clr.predict.tiling import Tiling
-from its2clr.run.names import aggregator_path, encoder_names
+from its2clr.run.names import aggregator_path, encoder_file, encoder_names
+from its2clr.run.results import measured
 from its2clr.run.scores import Model, RunScores
 
 
@@ -77,12 +78,9 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
     aggregators = TrainedAggregators.load(
         aggregator_path(scores.run, chosen.encoder, None if chosen.aggregator == own else chosen.aggregator)
     )
-    encoder = load_network(scores.run / "checkpoints" / f"encoder-{chosen.encoder}.safetensors").encoder.eval()
+    encoder = load_network(encoder_file(scores.run, chosen.encoder)).encoder.eval()
     labels, probability = _validation(scores, chosen)
     info = read_info(scores.cohort_path)
-    results = scores.results
-    of_encoder = results[chosen.encoder]
-    metrics = of_encoder["test"] if chosen.aggregator == own else of_encoder["aggregators"][chosen.aggregator]
     description = ModelDescription(
         method=encoder_names(config)[chosen.encoder],
         label=str(info.settings.get("label", "label")),
@@ -101,8 +99,8 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
         tiling=Tiling.of_cohort(info),
         threshold=balanced_accuracy_threshold(labels, probability),
         calibration=fit_calibration(labels, probability).as_dict(),
-        metrics=_plain(metrics),
-        cohort=_plain({key: value for key, value in results["cohort"].items() if key != "path"}),
+        metrics=_plain(measured(scores.results, chosen)),
+        cohort=_plain({key: value for key, value in scores.results["cohort"].items() if key != "path"}),
     )
     return join_model(description, encoder, aggregators)
 

@@ -12,7 +12,7 @@ from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.evaluation.instances import INSTANCE_METRICS
 from its2clr.report.collect import RunFacts, Scored
 from its2clr.report.curves import Decisions
-from its2clr.run.evaluation import describe
+from its2clr.run.results import describe_cohort
 
 MOST_BAGS = 500
 """Rows of the table of bags; a page with all of a very large cohort could not be opened."""
@@ -144,7 +144,7 @@ def bag_table(facts: RunFacts, decisions: dict[str, Decisions], splits: Sequence
 
 def cohort_table(facts: RunFacts) -> Table | None:
     """Bags, classes, instances and groups of every split."""
-    described = describe(facts.cohort)["splits"] if facts.cohort is not None else {}
+    described = describe_cohort(facts.cohort)["splits"] if facts.cohort is not None else {}
     if facts.results is not None and not described:
         described = facts.results.get("cohort", {}).get("splits", {})
     if not described:

@@ -1,25 +1,124 @@
-"""What a run's models say about its bags and instances: the common ground of maps, report and viewer."""
+"""What a run's models say about its bags and instances: computed, written as tables, and read back.
 
+Maps, report and viewer stand on what is read here.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort
+from its2clr.cohort.splits import SPLITS
 from its2clr.errors import InputError
-from its2clr.files import read_json
+from its2clr.files import atomic_path, read_json
+from its2clr.run.names import END_TO_END, REFINED, START
 from its2clr.run.saved import read_run_config
+
+if TYPE_CHECKING:
+    from its2clr.aggregators.trained import TrainedAggregators
+    from its2clr.bag_features import BagFeatures
+
+PREDICTIONS_FILE = "predictions.parquet"
+BAG_PREDICTIONS_FILE = "bag_predictions.csv"
+RESULTS_FILE = "results.json"
 
 
 class Model(NamedTuple):
-    """A trained pair of encoder ("start", "refined" or "end_to_end") and aggregator."""
+    """A trained pair: one of the run's encoders (`run.names.ENCODERS`), and an aggregator."""
 
     encoder: str
     aggregator: str
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What S retrained aggregators say about the bags of one split.
+
+    Attributes:
+        bags: (S, B) bag probabilities.
+        instances: (S, N) instance probabilities.
+    """
+
+    bags: NDArray[np.float64]
+    instances: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, trained: "TrainedAggregators", features: "BagFeatures") -> "Scores":
+        """Scores as probabilities in float64, so that confident instances stay ranked.
+
+        Bags go through the aggregators one at a time: the last bits of a result depend on what it is padded to, and a
+        bag should have one score, whichever bags are beside it.
+        """
+        from scipy.special import expit
+
+        predictions = trained.predict(features, bags_per_batch=1)
+        return cls(predictions.bag_probability, expit(predictions.instance_logit.astype(np.float64)))
+
+    @property
+    def bag_probability(self) -> NDArray[np.float64]:
+        """(B,) mean over the retrainings."""
+        return _mean(self.bags)
+
+    @property
+    def instance_probability(self) -> NDArray[np.float64]:
+        """(N,) mean over the retrainings."""
+        return _mean(self.instances)
+
+
+def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean of the rows, added one after the other: numpy's own mean adds in another order where there is one column."""
+    total = np.zeros(values.shape[1])
+    for row in values:
+        total += row
+    return total / len(values)
+
+
+def write_predictions(run: Path, cohort: Cohort, scores: Mapping[Model, Mapping[str, Scores]]) -> None:
+    """Write what every model says about every split: one table of instances, one of bags."""
+    tables, bag_tables = [], []
+    for split in SPLITS:
+        part = cohort.split(split)
+        places = _places(part)
+        for (encoder, aggregator), of_split in scores.items():
+            found = of_split[split]
+            model = {"encoder": encoder, "aggregator": aggregator}
+            bag_probability = found.bag_probability
+            tables.append(
+                places.assign(
+                    **model,
+                    probability=found.instance_probability,
+                    bag_probability=bag_probability[part.bag_index()],
+                )
+            )
+            bag_tables.append(
+                part.bags[["bag_id", "label", "split", "group"]].assign(**model, probability=bag_probability)
+            )
+    with atomic_path(run / PREDICTIONS_FILE) as temporary:
+        pd.concat(tables).to_parquet(temporary, index=False)
+    with atomic_path(run / BAG_PREDICTIONS_FILE) as temporary:
+        pd.concat(bag_tables).to_csv(temporary, index=False)
+
+
+def _places(cohort: Cohort) -> pd.DataFrame:
+    """One row per instance: where it is, and its ground truth (-1: unknown)."""
+    bag, coords = cohort.bag_index(), cohort.coords()
+    return pd.DataFrame(
+        {
+            "split": cohort.bags["split"].to_numpy()[bag],
+            "bag_id": cohort.bags["bag_id"].to_numpy()[bag],
+            "instance": np.arange(len(bag)) - cohort.offsets()[bag],
+            "name": cohort.names(),
+            "x": coords[:, 0],
+            "y": coords[:, 1],
+            "label": cohort.instance_labels() if cohort.has_instance_labels else np.full(len(bag), -1, np.int8),
+        }
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +164,12 @@ class RunScores:
             raise InputError(f"{run}: not a run; `its2clr fit COHORT --out RUN` makes one")
         self.config, self.cohort_path = saved
         if not self._predictions.is_file():
-            raise InputError(f"{run}: not evaluated yet; run `its2clr evaluate --out {run}` first")
+            raise InputError(f"{run}: not evaluated yet; run `its2clr evaluate {run}` first")
         self._read: dict[Model, _Predicted] = {}
 
     @property
     def _predictions(self) -> Path:
-        return self.run / "predictions.parquet"
+        return self.run / PREDICTIONS_FILE
 
     @cached_property
     def cohort(self) -> Cohort:
@@ -80,14 +179,14 @@ class RunScores:
     @cached_property
     def results(self) -> dict[str, Any]:
         """The content of results.json."""
-        found: dict[str, Any] = read_json(self.run / "results.json")
+        found: dict[str, Any] = read_json(self.run / RESULTS_FILE)
         return found
 
     @cached_property
     def bags(self) -> pd.DataFrame:
         """One row per bag and model: `bag_id`, `label`, `split`, `group`, `encoder`, `aggregator`, `probability`."""
         return pd.read_csv(
-            self.run / "bag_predictions.csv",
+            self.run / BAG_PREDICTIONS_FILE,
             dtype={"bag_id": str, "group": str},
             keep_default_na=False,
             converters={"probability": float},  # exactly what was written, with every version of pandas
@@ -103,7 +202,7 @@ class RunScores:
     def best(self) -> Model:
         """The model a user wants: the refined encoder with the run's aggregator, or what there is instead."""
         own = self.config.aggregator.name
-        wanted = [Model(encoder, own) for encoder in ("refined", "end_to_end", "start")]
+        wanted = [Model(encoder, own) for encoder in (REFINED, END_TO_END, START)]
         return next((model for model in wanted if model in self.models), self.models[0])
 
     def bag(self, bag_id: str, model: Model | None = None) -> BagScores:

@@ -39,6 +39,7 @@ from its2clr.refine.objectives import OBJECTIVES
 from its2clr.run.directory import RunDirectory
 from its2clr.run.features import RunFeatures
 from its2clr.run.names import ENCODERS, END_TO_END, REFINED, STAGE_OF, START, aggregator_path, encoder_file
+from its2clr.run.scores import Model
 from its2clr.seeds import derive_seed
 
 
@@ -174,17 +175,16 @@ class Stages:
             self._mark_done(stage, retrainings=self.config.evaluation.retrainings, seconds=seconds)
         return TrainedAggregators.load(path)
 
-    def trained(self) -> list[tuple[str, str]]:
+    def trained(self) -> list[Model]:
         """Every pair of encoder and aggregator that is trained in this run, those with the run's aggregator first."""
         finished = self.run.finished()
-        pairs = [
-            (encoder, self.config.aggregator.name) for encoder in ENCODERS if _aggregate_stage(encoder) in finished
-        ]
+        own = self.config.aggregator.name
+        models = [Model(encoder, own) for encoder in ENCODERS if _aggregate_stage(encoder) in finished]
         for stage in sorted(finished):
             words = stage.split(" ")
             if words[0] == "aggregate" and len(words) == 3:
-                pairs.append((words[1], words[2]))
-        return pairs
+                models.append(Model(words[1], words[2]))
+        return models
 
     def usual_encoder(self) -> str:
         """The refined encoder; of a cohort of features that is not refined, the features themselves."""

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from its2clr.run.results import measured
 from its2clr.run.scores import Model, RunScores
 
 SortName = Literal["bag", "score", "label", "split", "error", "disagreement"]
@@ -142,7 +143,4 @@ class BagTable:
 
 def bag_threshold(results: dict[str, Any], model: Model) -> float:
     """Bag probability from which a model calls a bag positive: chosen on validation, mean over retrainings."""
-    entry = results.get(model.encoder, {})
-    own = entry.get("test") if results.get("aggregator") == model.aggregator else None
-    found = own or entry.get("aggregators", {}).get(model.aggregator) or {}
-    return float(found.get("bag", {}).get("threshold", {}).get("mean", _NO_THRESHOLD))
+    return float(measured(results, model).get("bag", {}).get("threshold", {}).get("mean", _NO_THRESHOLD))
