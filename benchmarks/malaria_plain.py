@@ -14,7 +14,7 @@ from typing import Any
 
 from its2clr.cohort import Cohort
 from its2clr.files import read_json, write_json
-from its2clr.report.rounds import rounds_of_training
+from its2clr.report.run_facts import rounds_of_training
 from its2clr.run.saved import read_run_config
 
 KEPT = ("epoch", "threshold", "validation_auc", "false_positive_share", "positive_share", "empty_positive_bags")
@@ -25,8 +25,8 @@ def main(run: Path, out: Path) -> None:
     opened = read_run_config(run)
     if opened is None:
         sys.exit(f"{run}: not the folder of a run")
-    cohort = opened[1]
-    rounds, health = rounds_of_training(run, Cohort.open(cohort))
+    config, cohort = opened
+    rounds, health = rounds_of_training(run, Cohort.open(cohort), config)
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     epochs = [entry for entry in map(json.loads, lines) if entry["stage"] == "refine"]
     failure = run / "failure.json"

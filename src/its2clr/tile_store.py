@@ -19,9 +19,9 @@ from torch import Tensor
 
 from its2clr.cohort import Cohort, load_tiles
 from its2clr.engine.devices import Engine
-from its2clr.engine.memory import readable_size
 from its2clr.errors import InputError
 from its2clr.files import atomic_path, hash_files
+from its2clr.wording import readable_size
 
 Tier = Literal["gpu", "memory", "disk"]
 

@@ -1,4 +1,4 @@
-"""Pieces of text that many messages share: a hint at the word that was meant, and lists that stay short."""
+"""Pieces of text that many messages share: a hint at the word that was meant, short lists, readable sizes."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -44,3 +44,17 @@ def shortened_lines(lines: Sequence[str], most: int = 10, more: str = "more") ->
         ['a', 'and 2 more notes']
     """
     return [*lines[:most], *([f"and {len(lines) - most} {more}"] if len(lines) > most else [])]
+
+
+def readable_size(nbytes: float) -> str:
+    """Bytes in the unit that fits.
+
+    Example:
+        >>> readable_size(3.2 * 2**30)
+        '3.2 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.3g} TiB"

@@ -17,11 +17,9 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import decode
 from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.evaluation.thresholds import balanced_accuracy_threshold
-from its2clr.report import curves, panels, words, write_report
-from its2clr.report.collect import collect
-from its2clr.report.page import called_at_validation
-from its2clr.report.settings import command_again
-from its2clr.report.tiles import embedded, pictures, ranked, wrong_bags, wrong_instances
+from its2clr.report import figure_data, words, write_report
+from its2clr.report.run_facts import called_at_validation, collect
+from its2clr.report.shown_tiles import embedded, pictures, ranked, wrong_bags, wrong_instances
 from its2clr.run.saved import read_run_config
 from its2clr.settings import resolve_config
 
@@ -127,13 +125,13 @@ def test_curves_are_scikit_learns(count):
     generator = np.random.default_rng(count)
     labels = (generator.random(count) < 0.3).astype(np.int64)
     scores = np.round(generator.normal(size=count) + labels, 3)
-    found, expected = curves.roc(labels, scores), roc_curve(labels, scores)[:2]
+    found, expected = figure_data.roc(labels, scores), roc_curve(labels, scores)[:2]
     assert found.area == roc_auc_score(labels, scores)
     assert {*zip(found.x, found.y, strict=True)} <= {*zip(*expected, strict=True)}
-    assert len(found.x) <= curves.MOST_POINTS + 2
+    assert len(found.x) <= figure_data.MOST_POINTS + 2
     assert np.trapezoid(found.y, found.x) == pytest.approx(found.area, abs=2e-3)
     assert (found.x[0], found.y[0], found.x[-1], found.y[-1]) == (0, 0, 1, 1)
-    found = curves.precision_recall(labels, scores)
+    found = figure_data.precision_recall(labels, scores)
     precision, recall, _ = precision_recall_curve(labels, scores)
     assert found.area == average_precision_score(labels, scores)
     assert {*zip(found.x, found.y, strict=True)} <= {*zip(recall, precision, strict=True)}
@@ -143,7 +141,7 @@ def test_curves_are_scikit_learns(count):
 def test_reliability_counts_every_bag():
     labels = np.array([0, 0, 1, 1, 1, 0])
     probabilities = np.array([0.0, 0.1, 0.15, 0.9, 1.0, 0.5])
-    found = curves.reliability(labels, probabilities)
+    found = figure_data.reliability(labels, probabilities)
     assert [(one.bags, round(one.positive, 3)) for one in found] == [(3, 0.333), (1, 0.0), (2, 1.0)]
     assert found[0].predicted == pytest.approx(0.25 / 3)
     assert all(one.low <= one.positive <= one.high for one in found)
@@ -206,10 +204,10 @@ def test_the_page_can_be_read_without_eyes_and_mouse(page):
 
 def test_the_command_makes_the_same_settings(evaluated_run):
     config, cohort = read_run_config(evaluated_run)
-    command, recipe = command_again(evaluated_run, cohort, config)
+    command, recipe = words.command_again(evaluated_run, cohort, config)
     assert recipe == "demo"
-    words = shlex.split(command)
-    overrides = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+    typed = shlex.split(command)
+    overrides = [typed[place + 1] for place, word in enumerate(typed) if word == "--set"]
     assert resolve_config(recipe, overrides) == config
     assert len(overrides) < 20
 
@@ -317,8 +315,8 @@ def test_tables_are_sorted_in_a_browser(html, tmp_path):
 def test_checks_while_pretraining_are_a_curve_and_the_limit_is_what_was_logged():
     epochs = [{"stage": "pretrain", "epoch": n, "loss": 2.0 - n / 10, "spread": 0.3} for n in (1, 2, 3)]
     checks = [{"stage": "pretrain_check", "epoch": n, "validation_auc": 0.5 + n / 10} for n in (1, 3)]
-    drawn = str(panels.training([*({**epoch, "collapsed_loss": 5.5} for epoch in epochs), *checks]))
+    drawn = str(figure_data.training([*({**epoch, "collapsed_loss": 5.5} for epoch in epochs), *checks]))
     assert "pretrain: validation bag AUC" in drawn
     assert "one point" in drawn
-    assert "pretrain: validation bag AUC" not in str(panels.training(epochs))
-    assert "one point" not in str(panels.training(epochs))
+    assert "pretrain: validation bag AUC" not in str(figure_data.training(epochs))
+    assert "one point" not in str(figure_data.training(epochs))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from its2clr.cli import app
 from its2clr.errors import InputError, TrainingError
 from its2clr.report import reported, write_report
-from its2clr.report.state import said_age
+from its2clr.report.run_state import said_age
 from its2clr.settings import resolve_config
 
 TEST_PARTS = {"bag-results", "instance-results", "decisions", "test-bags", "other-bags", "separation"}

@@ -1,13 +1,12 @@
 """Collapse of the representation: seen, said, and training stopped with advice."""
 
 import math
-from typing import Protocol
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from its2clr.errors import TrainingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIN_SPREAD = 0.01
 LOSS_TOLERANCE = 0.02
@@ -15,10 +14,25 @@ LEAST_PATIENCE = 3
 """A healthy refinement may pass near the collapsed loss: it first pulls all negatives together, then parts."""
 
 
-def embedding_spread(embeddings: Tensor) -> float:
+def embedding_spread(embeddings: "Tensor") -> float:
     """How far l2-normalised embeddings are spread: 1 - |mean|, 0 when all point the same way, 1 when in all."""
+    import torch
+    import torch.nn.functional as F
+
     directions = F.normalize(embeddings.float(), dim=1)
     return 1.0 - float(torch.linalg.vector_norm(directions.mean(0)))
+
+
+def is_collapsed(loss: float, spread: float, collapsed_loss: float | None) -> bool:
+    """Whether an epoch's loss and spread are those of a single point.
+
+    Args:
+        loss: Mean loss of the epoch.
+        spread: Spread of its embeddings.
+        collapsed_loss: The loss that a single point gives; None for a loss that does not tell.
+    """
+    at_limit = collapsed_loss is None or abs(loss - collapsed_loss) < LOSS_TOLERANCE * collapsed_loss
+    return at_limit and spread < MIN_SPREAD
 
 
 class CountsCollapse(Protocol):
@@ -56,8 +70,7 @@ class CollapseGuard:
             TrainingError: Collapsed for `patience` epochs in a row.
         """
         limit = self._collapsed_loss
-        at_limit = limit is None or abs(loss - limit) < LOSS_TOLERANCE * limit
-        collapsed = at_limit and spread < MIN_SPREAD
+        collapsed = is_collapsed(loss, spread, limit)
         self._progress.epochs_collapsed = self._progress.epochs_collapsed + 1 if collapsed else 0
         if self._progress.epochs_collapsed >= self._patience:
             of_a_point = "" if limit is None else f", and log(rows - 1) = {limit:.4f} is what a single point gives"

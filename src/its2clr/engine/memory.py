@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from its2clr.errors import TrainingError
+from its2clr.wording import readable_size
 
 ADVICE = {
     "pretrain": "lower pretrain.batch_size (and pretrain.learning_rate with it)",
@@ -23,15 +24,6 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     unit = 1 if sys.platform == "darwin" else 1024
     found = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     return found if device.type != "cuda" else {"GPU": torch.cuda.max_memory_reserved(device), **found}
-
-
-def readable_size(nbytes: float) -> str:
-    """Bytes in the unit that fits: `3.2 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.3g} TiB"
 
 
 def said_peak_memory(device: torch.device) -> str:

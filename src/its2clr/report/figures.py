@@ -1,24 +1,73 @@
-"""The figures of a report: palette and shapes that the colour-blind can tell apart, readable on light and dark."""
+"""The figures of a report, as SVG inside the page: shapes and colours that the colour-blind can tell apart.
 
+The SVG holds no addresses, and takes ink and grid from the colours of the page, light or dark.
+"""
+
+import io
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
-from markupsafe import Markup
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from its2clr.report.curves import Curve, Reliability
-from its2clr.report.svg import GRID, INK, STYLE, inline_svg, plain
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
+INK = "#1b1c1d"
+"""Replaced by the page's colour of text: dark on paper, light in dark mode."""
+GRID = "#d0d1d2"
+"""Replaced by the page's colour of faint lines."""
+_PAGE_COLOURS = {INK: "currentColor", GRID: "var(--grid)"}
+_KEPT: dict[Any, Any] = {"svg.fonttype": "none", "path.simplify": True}
+_STYLE: dict[Any, Any] = {
+    "text.parse_math": False,
+    "text.usetex": False,
+    "font.size": 9.0,
+    "font.family": "sans-serif",
+    "axes.titlesize": 9.0,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.5,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.0,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Of Okabe and Ito's palette, those that are readable on white and on black."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
 WIDTH = 9.0
 """Inches of a figure; the page scales it."""
+
+
+class Curve(NamedTuple):
+    """Points from left to right, and the area below all of them (before some were left out)."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    area: float
+
+
+class Reliability(NamedTuple):
+    """One bin of predicted probability: its mean, the share that was positive with a 95% interval, how many bags."""
+
+    predicted: float
+    positive: float
+    low: float
+    high: float
+    bags: int
 
 
 class Line(NamedTuple):
@@ -30,7 +79,7 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One panel of lines: its title, what is on the horizontal axis, and marks for one of its lines.
+    """One panel of lines.
 
     Attributes:
         title: What is on the vertical axis.
@@ -49,15 +98,18 @@ class Panel(NamedTuple):
     unit: bool = False
 
 
-def draw(name: str, alt: str, panels: int, height: float, paint: Callable[[Sequence[Any]], None]) -> Markup:
-    """A figure of some panels abreast, painted by `paint`."""
-    with mpl.rc_context(STYLE):
+def _draw(name: str, alt: str, panels: int, height: float, paint: Callable[[Sequence[Any]], None]) -> Markup:
+    """A figure of some panels side by side; `paint` draws into them."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         paint(list(figure.subplots(1, panels, squeeze=False)[0]))
-        return inline_svg(figure, name, alt)
+        return _inline_svg(figure, name, alt)
 
 
-def style_of(number: int) -> dict[str, Any]:
+def _style_of(number: int) -> dict[str, Any]:
     """Colour and line of the model of this number; the same in every figure."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)]}
 
@@ -77,7 +129,7 @@ def intervals(models: Sequence[str], metrics: Mapping[str, Sequence[tuple[float,
                 axis.annotate(
                     f"{value:.3f}", (value, number), (0, 8), textcoords="offset points", ha="center", fontsize=8
                 )
-            axis.set_yticks(range(len(models)), [plain(model) for model in models] if axis is axes[0] else [])
+            axis.set_yticks(range(len(models)), [_plain(model) for model in models] if axis is axes[0] else [])
             axis.set_ylim(len(models) - 0.4, -0.7)
             axis.set_xlabel(title)
             axis.grid(visible=False, axis="y")
@@ -91,7 +143,7 @@ def intervals(models: Sequence[str], metrics: Mapping[str, Sequence[tuple[float,
         f"{title}: " + ", ".join(f"{model} {v[0]:.3f}" for model, v in zip(models, values, strict=True) if v)
         for title, values in metrics.items()
     )
-    return draw("intervals", alt, len(metrics), 0.8 + 0.42 * len(models), paint)
+    return _draw("intervals", alt, len(metrics), 0.8 + 0.42 * len(models), paint)
 
 
 def rates(
@@ -103,11 +155,10 @@ def rates(
         axes[0].plot([0, 1], [0, 1], color=INK, linestyle=":", linewidth=1, label="guessing 0.500")
         axes[1].axhline(prevalence, color=INK, linestyle=":", linewidth=1, label=f"guessing {prevalence:.3f}")
         for number, (model, curve) in enumerate(roc.items()):
-            axes[0].plot(curve.x, curve.y, **style_of(number), label=f"{plain(model)}  {curve.area:.3f}")
+            axes[0].plot(curve.x, curve.y, **_style_of(number), label=f"{_plain(model)}  {curve.area:.3f}")
         for number, (model, curve) in enumerate(precision_recall.items()):
-            axes[1].plot(
-                curve.x, curve.y, **style_of(number), drawstyle="steps-post", label=f"{plain(model)}  {curve.area:.3f}"
-            )
+            label = f"{_plain(model)}  {curve.area:.3f}"
+            axes[1].plot(curve.x, curve.y, **_style_of(number), drawstyle="steps-post", label=label)
         axes[0].set(xlabel="1 - specificity (false alarms)", ylabel="sensitivity", title=f"ROC of {what}, with AUC")
         axes[1].set(
             xlabel="recall", ylabel="precision", title=f"Precision and recall of {what}, with average precision"
@@ -117,7 +168,7 @@ def rates(
             axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
     alt = f"ROC curves of {what}: " + ", ".join(f"{model} AUC {curve.area:.3f}" for model, curve in roc.items())
-    return draw(name, alt, 2, 3.7 + 0.16 * len(roc), paint)
+    return _draw(name, alt, 2, 3.7 + 0.16 * len(roc), paint)
 
 
 def calibration(bins: Mapping[str, Sequence[Reliability]]) -> Markup:
@@ -138,16 +189,17 @@ def calibration(bins: Mapping[str, Sequence[Reliability]]) -> Markup:
                     ha="center",
                 )
             axis.plot([one.predicted for one in found], [one.positive for one in found], marker + "-", color=colour)
-            axis.set(xlim=(-0.03, 1.08), ylim=(-0.03, 1.15), xlabel="predicted probability", title=plain(model))
+            axis.set(xlim=(-0.03, 1.08), ylim=(-0.03, 1.15), xlabel="predicted probability", title=_plain(model))
         axes[0].set_ylabel("share that is positive")
 
-    return draw("calibration", "Reliability of bag probabilities for " + ", ".join(bins), len(bins), 2.9, paint)
+    return _draw("calibration", "Reliability of bag probabilities for " + ", ".join(bins), len(bins), 2.9, paint)
 
 
 def distributions(
     scores: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]], thresholds: Mapping[str, float]
 ) -> Markup:
     """One panel per model: the probabilities of negative and positive test bags, and the validation threshold."""
+    from matplotlib.ticker import MaxNLocator
 
     def paint(axes: Sequence[Any]) -> None:
         edges = np.linspace(0, 1, 26)
@@ -162,21 +214,22 @@ def distributions(
             axis.axvline(thresholds[model], color=INK, linestyle="--", linewidth=1.2, label="validation threshold")
             axis.yaxis.set_major_formatter(lambda value, _: f"{abs(value):.0f}")
             axis.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-            axis.set(xlim=(0, 1), xlabel="bag probability", title=plain(model))
+            axis.set(xlim=(0, 1), xlabel="bag probability", title=_plain(model))
         axes[0].set_ylabel("bags (negative below)")
         axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
-    return draw("distributions", "Bag probabilities by class for " + ", ".join(scores), len(scores), 3.1, paint)
+    return _draw("distributions", "Bag probabilities by class for " + ", ".join(scores), len(scores), 3.1, paint)
 
 
 def lines(name: str, alt: str, panels: Sequence[Panel]) -> Markup:
-    """Panels of lines, up to four abreast."""
+    """Panels of lines, up to four side by side."""
+    from matplotlib.ticker import MaxNLocator
 
     def paint(axes: Sequence[Any]) -> None:
         for axis, panel in zip(axes, panels, strict=True):
             for number, line in enumerate(panel.lines):
                 marker = MARKERS[number] if len(line.x) <= 40 else ""
-                axis.plot(line.x, line.y, marker=marker, **style_of(number), label=line.name)
+                axis.plot(line.x, line.y, marker=marker, **_style_of(number), label=line.name)
                 if number == 0 and panel.hollow is not None:
                     kept = [(x, y) for x, y, hollow in zip(line.x, line.y, panel.hollow, strict=True) if hollow]
                     if kept:
@@ -191,7 +244,7 @@ def lines(name: str, alt: str, panels: Sequence[Panel]) -> Markup:
             if len(panel.lines) > 1 or panel.limit is not None or (panel.hollow and any(panel.hollow)):
                 axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22))
 
-    return draw(name, alt, len(panels), 3.0, paint)
+    return _draw(name, alt, len(panels), 3.0, paint)
 
 
 def maps(points: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]], classes: NDArray[np.int64],
@@ -223,5 +276,54 @@ def maps(points: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]], 
         )
 
     alt = "Principal components of tile features: " + ", ".join(points)
+    import matplotlib as mpl
+
     with mpl.rc_context({"savefig.dpi": 150}):
-        return draw("maps", alt, len(points), 4.2, paint)
+        return _draw("maps", alt, len(points), 4.2, paint)
+
+
+def _inline_svg(figure: "Figure", name: str, alt: str) -> Markup:
+    """A figure as one `<svg>` element.
+
+    Args:
+        figure: The figure; names of the user's in it must have gone through `_plain`.
+        name: Begins every id, so that figures of one page do not share any.
+        alt: What it shows, for those who do not see it.
+    """
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with mpl.rc_context({**_KEPT, "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r'^<svg[^>]*?(viewBox="[^"]*")[^>]*>', lambda found: _opening(found.group(1), alt), text, count=1)
+    for stands_for, colour in _PAGE_COLOURS.items():
+        text = text.replace(stands_for, colour)
+    return Markup(_own_ids(text, name))  # noqa: S704 - matplotlib escapes every text it writes
+
+
+def _plain(name: str) -> str:
+    """A name of the user's as text of a figure: on one line, and cut where it is long."""
+    shown = name if len(name) <= 40 else f"{name[:37]}..."
+    return "".join(letter if letter.isprintable() else " " for letter in shown)
+
+
+def _opening(view_box: str, alt: str) -> str:
+    width = view_box.split('"')[1].split()[2]
+    return f'<svg {view_box} role="img" aria-label="{escape(alt)}" style="--drawn: {float(width):.0f}">'
+
+
+def _own_ids(text: str, name: str) -> str:
+    """Remove ids that nothing refers to, and begin the others with the figure's name."""
+    used = set(re.findall(r'(?:url\(#|href="#)([\w.-]+)', text))
+
+    def renamed(found: re.Match[str]) -> str:
+        return f' id="{name}-{found.group(1)}"' if found.group(1) in used else ""
+
+    text = re.sub(r'\sid="([^"]*)"', renamed, text)
+    return re.sub(r'(url\(#|href="#)([\w.-]+)', rf"\g<1>{name}-\g<2>", text)

@@ -1,51 +1,94 @@
-"""The page: what was collected, drawn and said, put into the template."""
+"""The report of a run: what was gathered, drawn and said, put into the template and written as one page."""
 
 import base64
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import resources
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jinja2
-import pandas as pd
 from markupsafe import Markup
 
 from its2clr import __version__
-from its2clr.evaluation.arrays import both_classes
-from its2clr.evaluation.thresholds import balanced_accuracy_threshold
-from its2clr.report import figures, panels, tables, words
-from its2clr.report.collect import RunFacts, Scored
-from its2clr.report.curves import Decisions, decisions
-from its2clr.report.embedding import embed
-from its2clr.report.settings import all_settings, changed_settings, command_again
-from its2clr.report.tiles import (
-    TILES_OF_BAG,
-    Picture,
-    pictures,
-    ranked,
-    wrong_bags,
-    wrong_instances,
-)
+from its2clr.errors import InputError
+from its2clr.files import write_text
+from its2clr.report import figure_data, figures, shown_tiles, tables, words
+from its2clr.report.run_facts import Decisions, RunFacts, called_at_validation, collect
+from its2clr.report.run_state import FAILURE_FILE, note_failure
 from its2clr.run.names import REFINED, START, encoder_names, refinement_name
 
+REPORT_FILE = "report.html"
+_MEASURED = (
+    "bag_results", "instance_results", "decisions", "test_bags", "other_bags", "intervals", "bag_curves",
+    "instance_curves", "calibration", "distributions",
+)  # fmt: skip
+"""What the page has of an evaluated run only."""
 
-class Strip(NamedTuple):
-    """A row of pictures with its heading."""
 
-    title: str
-    pictures: Sequence[Picture]
-    nothing: str = "There are none."
+def write_report(run: str | Path, out: str | Path | None = None) -> Path:
+    """Write one self-contained HTML page about a run, in whatever state the run is.
+
+    Args:
+        run: Folder of the run.
+        out: Where to; None: `report.html` in the run.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        InputError: The folder is no run, or the page cannot be written there.
+    """
+    return _write(run, out)[0]
 
 
-class WrongBag(NamedTuple):
-    """A bag that was called wrongly, with its highest tiles."""
+def _write(run: str | Path, out: str | Path | None = None) -> tuple[Path, RunFacts]:
+    path = Path(run) / REPORT_FILE if out is None else Path(out)
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give a file, for example {path / REPORT_FILE}")
+    facts = collect(run)
+    write_text(path, render(facts))
+    return path, facts
 
-    bag_id: str
-    label: str
-    probability: float
-    pictures: Sequence[Picture]
+
+@contextmanager
+def reported(run: Path, say: Callable[[str], None], *, enabled: bool = True) -> Iterator[None]:
+    """Write the report when the block ends; when it fails, note the reason and write the report all the same.
+
+    A report that cannot be written is said, and never an error.
+
+    Args:
+        run: Folder of the run.
+        say: Told where the report is, or why there is none. When the block fails, also told the warnings about the
+            pseudo labels; a run that ends well has printed them already.
+        enabled: Off in processes that do not write.
+    """
+    if not enabled:
+        yield
+        return
+    (run / FAILURE_FILE).unlink(missing_ok=True)
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):
+            note_failure(run, error)
+        if isinstance(error, Exception):
+            _try_to_write(run, say, failed=True)
+        raise
+    _try_to_write(run, say)
+
+
+def _try_to_write(run: Path, say: Callable[[str], None], *, failed: bool = False) -> None:
+    try:
+        path, facts = _write(run)
+        for warning in (facts.health or {}).get("warnings", ()) if failed else ():
+            say(f"warning: {warning}")
+        say(f"report in {path}")
+    except Exception as error:  # noqa: BLE001 - a report must not take a finished training down
+        say(f"warning: no report was written ({type(error).__name__}: {error}); `its2clr report {run}` tries again")
 
 
 def render(facts: RunFacts) -> str:
@@ -54,8 +97,9 @@ def render(facts: RunFacts) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string(_packaged("report.html.j2"))
-    # Gathered first: what cannot be shown adds to the problems that the page begins with.
-    content = {**_about(facts), **_results(facts), **_pictures(facts), **_training(facts)}
+    # Made before the page is: what cannot be shown is among the problems that the page begins with.
+    called = facts.attempt("Decisions", lambda: called_at_validation(facts.models)) or {}
+    content = {**_about(facts), **_results(facts, called), **_pictures(facts, called), **_training(facts)}
     page = template.render(
         content,
         facts=facts,
@@ -63,8 +107,8 @@ def render(facts: RunFacts) -> str:
         style=Markup(style),  # noqa: S704 - our own file
         script_hash=f"sha256-{digest}",
         infinity=math.inf,
-        most_models=panels.MOST_MODELS,
-        panels_abreast=panels.PANELS_ABREAST,
+        most_models=figure_data.MOST_MODELS,
+        panels_abreast=figure_data.PANELS_ABREAST,
     )
     return page.lstrip()
 
@@ -74,7 +118,7 @@ def _packaged(name: str) -> str:
 
 
 def _about(facts: RunFacts) -> dict[str, Any]:
-    again = facts.attempt("The command", lambda: command_again(facts.run, facts.cohort_path, facts.config))
+    again = facts.attempt("The command", lambda: words.command_again(facts.run, facts.cohort_path, facts.config))
     return {
         "title": facts.run.resolve().name,
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -84,61 +128,41 @@ def _about(facts: RunFacts) -> dict[str, Any]:
         "cohort_words": words.cohort(facts),
         "command": again[0] if again else None,
         "recipe": again[1] if again else None,
-        "changed": changed_settings(facts.config),
-        "settings": all_settings(facts.config),
+        "changed": words.changed_settings(facts.config),
+        "settings": words.all_settings(facts.config),
     }
 
 
-def called_at_validation(models: Sequence[Scored]) -> dict[str, Decisions]:
-    """Each model's test bags called at the threshold its validation bags choose."""
-    found = {}
-    for scored in models:
-        validation, test = scored.split("val"), scored.split("test")
-        if both_classes(validation[0]) and test[0].size:
-            found[scored.name] = decisions(*test, balanced_accuracy_threshold(*validation))
-    return found
-
-
-def _results(facts: RunFacts) -> dict[str, Any]:
-    models = facts.models
-    called = facts.attempt("Decisions", lambda: called_at_validation(models)) or {}
-    evaluated = facts.results is not None
-    content: dict[str, Any] = dict.fromkeys(
-        ("bag_results", "instance_results", "decisions", "test_bags", "other_bags", "intervals")
-    )
-    content["headline"] = facts.attempt("The summary", lambda: _said(facts, called)) or []
-    content |= dict.fromkeys(("bag_curves", "instance_curves", "calibration", "distributions"))
-    if not evaluated or not models:
-        return content
-    content |= {
+def _results(facts: RunFacts, called: dict[str, Decisions]) -> dict[str, Any]:
+    say = (lambda: words.headline(facts, called)) if facts.results is not None else (lambda: words.unfinished(facts))
+    headline, models = facts.attempt("The summary", say) or [], facts.models
+    if not models:
+        return {"headline": headline} | dict.fromkeys(_MEASURED)
+    return {
+        "headline": headline,
         "bag_results": facts.attempt("Bag results", lambda: tables.bag_results(models)),
         "instance_results": facts.attempt("Instance results", lambda: tables.instance_results(models)),
         "decisions": tables.decision_table(called) if called else None,
         "test_bags": facts.attempt("Test bags", lambda: tables.bag_table(facts, called, ["test"], "test-bags")),
         "other_bags": facts.attempt("Bags", lambda: tables.bag_table(facts, called, ["val", "train"], "other-bags")),
-        "intervals": facts.attempt("Intervals", lambda: panels.interval_figure(models)),
-        "bag_curves": facts.attempt("Bag curves", lambda: panels.bag_curves(models)),
-        "instance_curves": facts.attempt("Instance curves", lambda: panels.instance_curves(models)),
-        "calibration": facts.attempt("Calibration", lambda: panels.calibration(models)),
-        "distributions": facts.attempt("Distributions", lambda: panels.distributions(models, called)),
+        "intervals": facts.attempt("Intervals", lambda: figure_data.interval_figure(models)),
+        "bag_curves": facts.attempt("Bag curves", lambda: figure_data.bag_curves(models)),
+        "instance_curves": facts.attempt("Instance curves", lambda: figure_data.instance_curves(models)),
+        "calibration": facts.attempt("Calibration", lambda: figure_data.calibration(models)),
+        "distributions": facts.attempt("Distributions", lambda: figure_data.distributions(models, called)),
     }
-    return content
 
 
-def _said(facts: RunFacts, called: dict[str, Decisions]) -> list[str]:
-    return words.headline(facts, called) if facts.results is not None else words.unfinished(facts)
-
-
-def _pictures(facts: RunFacts) -> dict[str, Any]:
-    strips: list[Strip] = []
-    mistakes: list[Strip] = []
-    wrong: list[WrongBag] = []
-    best = facts.best
-    if best is not None and best.instances is not None and facts.cohort is not None:
-        instances = best.instances
-        strips = facts.attempt("Tiles", lambda: _strips(facts, best, instances)) or []
-        mistakes = facts.attempt("Wrong instances", lambda: _wrong_instances(facts, instances)) or []
-        wrong = facts.attempt("Wrong bags", lambda: _wrong_bags(facts, best, instances)) or []
+def _pictures(facts: RunFacts, called: dict[str, Decisions]) -> dict[str, Any]:
+    strips: list[shown_tiles.Strip] = []
+    mistakes: list[shown_tiles.Strip] = []
+    wrong: list[shown_tiles.WrongBag] = []
+    best, cohort = facts.best, facts.cohort
+    if best is not None and best.instances is not None and cohort is not None:
+        instances, at = best.instances, called.get(best.name)
+        strips = facts.attempt("Tiles", lambda: shown_tiles.ranked_strips(cohort, best, instances)) or []
+        mistakes = facts.attempt("Wrong instances", lambda: shown_tiles.mistake_strips(cohort, instances)) or []
+        wrong = facts.attempt("Wrong bags", lambda: shown_tiles.pictured_mistakes(cohort, best, at, instances)) or []
     return {
         "strips": strips,
         "mistakes": mistakes,
@@ -149,45 +173,6 @@ def _pictures(facts: RunFacts) -> dict[str, Any]:
             "Class separation", lambda: tables.separation_table(facts.results or {}, _names(facts))
         ),
     }
-
-
-def _pictured(facts: RunFacts, rows: pd.DataFrame) -> list[Picture]:
-    return pictures(facts.cohort, rows) if facts.cohort is not None else []
-
-
-def _strips(facts: RunFacts, best: Scored, instances: pd.DataFrame) -> list[Strip]:
-    test = best.bags[best.bags["split"] == "test"]
-    strips = []
-    for label, name in ((1, "positive"), (0, "negative")):
-        bags = set(test.loc[test["label"] == label, "bag_id"])
-        for highest in (True, False):
-            title = f"{'Highest' if highest else 'Lowest'}-ranked tiles of {name} test bags"
-            strips.append(Strip(title, _pictured(facts, ranked(instances, bags, highest=highest))))
-    return strips
-
-
-def _wrong_instances(facts: RunFacts, instances: pd.DataFrame) -> list[Strip]:
-    if not (instances["label"] >= 0).any():
-        return []
-    return [
-        Strip(title, _pictured(facts, wrong_instances(instances, truth)), nothing)
-        for title, truth, nothing in (
-            ("Truly negative tiles with the highest probability", 0, "No negative tile has 0.5 or more."),
-            ("Truly positive tiles with the lowest probability", 1, "No positive tile has less than 0.5."),
-        )
-    ]
-
-
-def _wrong_bags(facts: RunFacts, best: Scored, instances: pd.DataFrame) -> list[WrongBag]:
-    called = called_at_validation([best]).get(best.name)
-    test = best.bags[best.bags["split"] == "test"]
-    found = []
-    for label, name in ((1, "positive, called negative"), (0, "negative, called positive")):
-        for row in wrong_bags(test, called.threshold if called else 0.5, label).to_dict("records"):
-            bag_id = str(row["bag_id"])
-            highest = ranked(instances, {bag_id}, highest=True, count=TILES_OF_BAG, per_bag=TILES_OF_BAG)
-            found.append(WrongBag(bag_id, name, float(row["probability"]), _pictured(facts, highest)))
-    return found
 
 
 def _names(facts: RunFacts) -> dict[str, str]:
@@ -201,7 +186,7 @@ def _embedding(facts: RunFacts) -> dict[str, Any] | None:
         return None
     labels = dict(zip(best.bags["bag_id"].astype(str), best.bags["label"].astype(int), strict=True))
     names = _names(facts)
-    found = embed(facts.run, list(names), best.instances, labels)
+    found = figure_data.embed(facts.run, list(names), best.instances, labels)
     if found is None:
         return None
     called = {1: "positive tile", 0: "negative tile", -1: "unknown"}
@@ -214,9 +199,9 @@ def _embedding(facts: RunFacts) -> dict[str, Any] | None:
 def _training(facts: RunFacts) -> dict[str, Any]:
     health = facts.health
     return {
-        "rounds_figure": facts.attempt("Rounds", lambda: panels.rounds(facts.rounds)) if facts.rounds else None,
+        "rounds_figure": facts.attempt("Rounds", lambda: figure_data.rounds(facts.rounds)) if facts.rounds else None,
         "rounds_table": facts.attempt("Rounds", lambda: tables.rounds_table(facts.rounds)) if facts.rounds else None,
-        "training_figure": facts.attempt("Training", lambda: panels.training(facts.metrics)),
+        "training_figure": facts.attempt("Training", lambda: figure_data.training(facts.metrics)),
         "training_words": words.training_words(facts.metrics),
         "health": facts.attempt("Health", lambda: words.health_checks(health, facts.config.refine)) if health else None,
         "health_warnings": list((health or {}).get("warnings", ())),

@@ -7,15 +7,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from its2clr.engine.memory import readable_size
 from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.evaluation.instances import INSTANCE_METRICS
-from its2clr.report.collect import RunFacts, Scored
-from its2clr.report.curves import Decisions
+from its2clr.report.run_facts import Decisions, RunFacts, Scored
 from its2clr.run.results import describe_cohort
+from its2clr.wording import readable_size
 
 MOST_BAGS = 500
-"""Rows of the table of bags; a page with all of a very large cohort could not be opened."""
+"""Rows of the table of bags; a page with every bag of a very large cohort could not be opened."""
 NOTHING = "-"
 
 
@@ -33,8 +32,8 @@ class Table:
 
     Attributes:
         name: Its id.
-        caption: What it is, for everyone.
-        columns: Headings; those that start a column of numbers are right-aligned.
+        caption: What it shows.
+        columns: Headings.
         rows: Cells of each row.
         note: A sentence below.
         long: Whether it gets a frame of its own that scrolls.
@@ -64,7 +63,7 @@ def bag_results(models: Sequence[Scored]) -> Table:
             intervals.setdefault("auc", scored.found["bag_auc_interval"])
         rows.append([Cell(scored.name), *(_measured(found.get(name), intervals.get(name)) for name in BAG_METRICS)])
     note = (
-        "Mean ± sample deviation over the retrained aggregators; in brackets the 95% bootstrap interval of that mean "
+        "Mean ± standard deviation over the retrained aggregators; in brackets the 95% bootstrap interval of that mean "
         "over test bags. AUPRC is the average precision. Decisions are made at each retraining's threshold, chosen on "
         "validation bags."
     )
@@ -83,8 +82,8 @@ def instance_results(models: Sequence[Scored]) -> Table | None:
         cells = [_measured(found.get(name), interval if name == "auc" else None) for name in INSTANCE_METRICS]
         rows.append([Cell(scored.name), *cells])
     note = (
-        "Against ground truth that training never read. The interval resamples whole bags. Max F1 is the best over "
-        "all thresholds of the test instances (as in the paper); Dice and IoU take their settings from validation."
+        "Against ground truth that training never read. The interval is over whole bags. Max F1 is at the best "
+        "threshold for the test instances, as in the paper; Dice and IoU take their settings from the validation bags."
     )
     caption = "Instances of the test bags"
     return Table("instance-results", caption, ["model", *INSTANCE_METRICS.values()], rows, note)
@@ -203,11 +202,11 @@ def separation_table(results: dict[str, Any], names: dict[str, str]) -> Table | 
     columns = ["features", "distance of the classes", "deviation of positives", "deviation of negatives",
                "distance / deviation", "linear probe: instance AUC", "linear probe: bag AUC"]  # fmt: skip
     note = (
-        "Test instances. Distance between the class means, and deviation along the direction in which a class spreads "
-        "most; the ratio compares encoders whose features differ in scale. The linear probe is trained on true "
-        "instance labels: what the features could give, not what was trained."
+        "Test instances. Distance between the means of the classes, and the deviation of each class in the direction "
+        "in which it spreads most. Compare encoders by the ratio: their features differ in scale. The linear probe is "
+        "trained on true instance labels: it shows what the features allow, not what this run reached."
     )
-    return Table("separation", "How far the features part the classes", columns, rows, note)
+    return Table("separation", "How far apart the classes are in the features", columns, rows, note)
 
 
 def timings_table(facts: RunFacts) -> Table | None:
@@ -240,7 +239,7 @@ def timings_table(facts: RunFacts) -> Table | None:
     if all(row[-1].text == NOTHING for row in rows):
         columns, rows = columns[:-2], [row[:-2] for row in rows]
     total = sum(seconds.values())
-    note = f"Together {said_seconds(total)}. Extraction and evaluation are not in it."
+    note = f"Together {said_seconds(total)}, without extraction of features and evaluation."
     return Table("timings-table", "Time of training by stage", columns, rows, note)
 
 

@@ -1,33 +1,43 @@
-"""What the numbers mean, in plain sentences: what was measured, what may be claimed, what may not."""
+"""What a report says in words: what the numbers mean and what may be claimed, and the settings as they are typed."""
 
+import json
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import yaml
 
-from its2clr.config import RefineConfig
+from its2clr.config import RefineConfig, RunConfig
 from its2clr.evaluation import health as limits
 from its2clr.refine.corrections import FILE as CORRECTIONS
-from its2clr.report.collect import RunFacts, Scored
-from its2clr.report.curves import Decisions
+from its2clr.report.run_facts import Decisions, RunFacts, Scored
 from its2clr.run.names import REFINED, START
+from its2clr.settings import flatten, recipe_names, resolve_config
 
 FEW_BAGS = 20
-"""With fewer test bags of a class than this, one bag weighs five points of sensitivity or specificity."""
-
-
+"""With fewer test bags of a class, one bag is more than five points of sensitivity or specificity."""
 STAGE_NAMES = {"pretrain": "Pretraining", "refine": "Refinement", "end_to_end": "End-to-end training"}
 
 
 class Check(NamedTuple):
-    """One number of the health report: what it is, its value, where it begins to worry, and what to do then."""
+    """One number of the health report: what it is, its value, the limit beyond which to look at it, and what to do."""
 
     name: str
     value: str
     limit: str
     worrying: bool
     meaning: str
+
+
+class Setting(NamedTuple):
+    """One setting: its dotted key, its value in this run, and the default."""
+
+    key: str
+    value: str
+    default: str
 
 
 def headline(facts: RunFacts, decisions: dict[str, Decisions]) -> list[str]:
@@ -71,6 +81,122 @@ def headline(facts: RunFacts, decisions: dict[str, Decisions]) -> list[str]:
     return sentences
 
 
+def unfinished(facts: RunFacts) -> list[str]:
+    """What a report of a run that was not evaluated can say."""
+    sentences = ["This page was made without looking at test bags: their labels are read once, by its2clr evaluate."]
+    if facts.rounds:
+        best = [found for found in facts.rounds if found["improved"]][-1]
+        sentences.append(
+            f"The best of {len(facts.rounds)} rounds so far is that of epoch {best['epoch']}, with a validation bag "
+            f"AUC of {best['validation_auc']:.3f}; the first round had {facts.rounds[0]['validation_auc']:.3f}."
+        )
+    return sentences
+
+
+def cohort(facts: RunFacts) -> str:
+    """What the cohort is."""
+    if facts.cohort is None:
+        return f"{facts.cohort_path} can no longer be read."
+    truth = "with" if facts.cohort.info.has_instance_labels else "without"
+    dim, size = facts.cohort.info.feature_dim, facts.cohort.tile_size
+    held = f"tiles of {size} px" if dim is None else f"{dim} features per tile, made elsewhere"
+    text = f"{facts.cohort_path}: {held}, {truth} instance ground truth."
+    rate = (facts.results or {}).get("cohort", {}).get("witness_rate")
+    if rate is not None:
+        text += f" Witness rate, the share of positives in positive bags: {rate:.1%}."
+    text += " No group (patient) is in two splits."
+    marked = facts.run / CORRECTIONS
+    if marked.is_file():
+        marks = pd.read_csv(marked, dtype={"bag_id": str}, keep_default_na=False)
+        positive, negative = int((marks["label"] == 1).sum()), int((marks["label"] == 0).sum())
+        text += (
+            f" A person marked {positive} tiles as positive and {negative} as negative in "
+            f"{marks['bag_id'].nunique()} training bags; refinement trusted them."
+        )
+    return text
+
+
+def training_words(metrics: Sequence[dict[str, Any]]) -> list[str]:
+    """How loss and spread went, per stage."""
+    sentences = []
+    for stage in dict.fromkeys(entry["stage"] for entry in metrics):
+        losses = [entry["loss"] for entry in metrics if entry["stage"] == stage and "loss" in entry]
+        spreads = [entry["spread"] for entry in metrics if entry["stage"] == stage and "spread" in entry]
+        if not losses:
+            continue
+        text = f"{STAGE_NAMES.get(stage, stage)}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}"
+        if spreads:
+            text += f", the spread of the embeddings from {spreads[0]:.3f} to {spreads[-1]:.3f} (0: one point)"
+        sentences.append(f"{text}.")
+    return sentences
+
+
+def health_checks(health: dict[str, Any], config: RefineConfig) -> list[Check]:
+    """The numbers of the health report against their limits, with advice about the settings that this run uses."""
+    fixed = config.threshold_rule == "fixed"
+    fewer = "raise refine.threshold" if fixed else "lower refine.false_positive_rate"
+    more = "lower refine.threshold" if fixed else "raise refine.false_positive_rate"
+    final, positive_bags = health["final"], max(1, health["positive_bags"])
+    last = (health["rounds"] or [{}])[-1]
+    share, empty = final["positive_share"], final["empty_positive_bags"]
+    few = share is None or share < limits.FEW_POSITIVES
+    shared = final["median_auc"] if few and (final["median_auc"] or 0) > limits.MEDIAN_AUC_LIMIT else None
+    rows = [
+        ("Instances of negative bags scored positive", final["false_positive_share"], limits.FALSE_POSITIVE_LIMIT, 1,
+         f"Each of them is a mistake, so this number is exact. If high: {fewer} or train the aggregator longer."),
+        ("Instances of positive bags scored positive", share, limits.POSITIVE_LIMIT, 1,
+         "Should be about the share you expect. Near 100%, the model may judge the bag as a whole, not the instance."),
+        ("Instances of positive bags that are positive, estimated", health.get("witness_rate"), None, 1,
+         ("From how many instances of positive validation bags score higher than those of negative bags do. Poor "
+          "scores make it too small.")),
+        ("AUC of how far a bag's top instance stands out", final["contrast_auc"], shared, -1,
+         ("How well the distance from a bag's median to its top instance tells the bag's label. It rises as instances "
+          "are told apart better. Below the AUC of the median instance alone, which is the limit here, scores follow "
+          "stain, scanner or patient.")),
+        ("Pseudo labels that flipped in the last round", last.get("churn"), limits.CHURN_LIMIT, 1,
+         "If high, the iteration has not settled: train longer or lower the learning rate."),
+        ("Rank correlation between aggregator seeds", final["seed_spearman"], limits.SPEARMAN_LIMIT, -1,
+         "If low, chance decides which instances are positive: train the aggregator longer."),
+        ("Agreement of pseudo labels between seeds (kappa)", final["seed_kappa"], limits.KAPPA_LIMIT, -1,
+         "As above, at the threshold."),
+        ("Positive bags without any instance above the threshold", empty / positive_bags, limits.EMPTY_BAG_LIMIT, 1,
+         f"{empty} of {health['positive_bags']}. If many: {more}."),
+    ]  # fmt: skip
+    return [_check(*row) for row in rows]
+
+
+def all_settings(config: RunConfig) -> list[Setting]:
+    """Every setting; values as they are typed after `--set`."""
+    here, default = _flat(config), _flat(RunConfig())
+    return [Setting(key, _typed(here[key]), _typed(default[key]) if key in default else "not set") for key in here]
+
+
+def changed_settings(config: RunConfig) -> list[Setting]:
+    """The settings that differ from the defaults, which are the paper's."""
+    return [setting for setting in all_settings(config) if setting.value != setting.default]
+
+
+def command_again(run: Path, cohort: Path, config: RunConfig) -> tuple[str, str | None] | None:
+    """A command that starts a run with these very settings, and the recipe in it, if any.
+
+    Of all recipes it takes the one that leaves the fewest settings to give. None where no command gives these settings.
+    """
+    wanted = _flat(config)
+    best: tuple[list[str], str | None] | None = None
+    for recipe in (None, *recipe_names()):
+        start = _flat(resolve_config(recipe))
+        overrides = [f"{key}={_typed(value)}" for key, value in wanted.items() if start.get(key, ...) != value]
+        if (best is None or len(overrides) < len(best[0])) and resolve_config(recipe, overrides) == config:
+            best = overrides, recipe
+    if best is None:
+        return None
+    words = ["its2clr", "fit", str(cohort), "--out", str(run)]
+    words += ["--recipe", best[1]] if best[1] is not None else []
+    for override in best[0]:
+        words += ["--set", override]
+    return shlex.join(words), best[1]
+
+
 def _gain(results: dict[str, Any], start: Scored, refined: Scored) -> str:
     one, other = refined.found["bag_auc_interval"], start.found["bag_auc_interval"]
     overlap = one[0] <= other[1] and other[0] <= one[1]
@@ -98,88 +224,6 @@ def _with_interval(found: dict[str, Any], metric: str) -> str:
     return f"{found[metric]:.3f} (95% interval {low:.3f} to {high:.3f})"
 
 
-def unfinished(facts: RunFacts) -> list[str]:
-    """What a report of a run that was not evaluated can say."""
-    sentences = ["No test bag was looked at for this page: test labels are read once, by its2clr evaluate."]
-    if facts.rounds:
-        best = [found for found in facts.rounds if found["improved"]][-1]
-        sentences.append(
-            f"Of {len(facts.rounds)} rounds so far, epoch {best['epoch']} is the best, with a validation bag AUC of "
-            f"{best['validation_auc']:.3f}; it began at {facts.rounds[0]['validation_auc']:.3f}."
-        )
-    return sentences
-
-
-def cohort(facts: RunFacts) -> str:
-    """What the cohort is."""
-    if facts.cohort is None:
-        return f"{facts.cohort_path}: cannot be read any more."
-    truth = "with" if facts.cohort.info.has_instance_labels else "without"
-    dim, size = facts.cohort.info.feature_dim, facts.cohort.tile_size
-    held = f"tiles of {size} px" if dim is None else f"{dim} features of each tile, made elsewhere"
-    text = f"{facts.cohort_path}: {held}, {truth} instance ground truth."
-    rate = (facts.results or {}).get("cohort", {}).get("witness_rate")
-    if rate is not None:
-        text += f" Witness rate, the share of positives in positive bags: {rate:.1%}."
-    text += " No group (patient) is in two splits."
-    marked = facts.run / CORRECTIONS
-    if marked.is_file():
-        marks = pd.read_csv(marked, dtype={"bag_id": str}, keep_default_na=False)
-        positive, negative = int((marks["label"] == 1).sum()), int((marks["label"] == 0).sum())
-        text += (
-            f" A person marked {positive} tiles as positive and {negative} as negative in "
-            f"{marks['bag_id'].nunique()} training bags; refinement trusted them."
-        )
-    return text
-
-
-def training_words(metrics: Sequence[dict[str, Any]]) -> list[str]:
-    """How loss and spread went, per stage."""
-    sentences = []
-    for stage in dict.fromkeys(entry["stage"] for entry in metrics):
-        losses = [entry["loss"] for entry in metrics if entry["stage"] == stage and "loss" in entry]
-        spreads = [entry["spread"] for entry in metrics if entry["stage"] == stage and "spread" in entry]
-        if not losses:
-            continue
-        text = f"{STAGE_NAMES.get(stage, stage)}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}"
-        if spreads:
-            text += f", the spread of the embeddings from {spreads[0]:.3f} to {spreads[-1]:.3f} (0 would be one point)"
-        sentences.append(f"{text}.")
-    return sentences
-
-
-def health_checks(health: dict[str, Any], config: RefineConfig) -> list[Check]:
-    """The numbers of the health report against their limits; advice names the setting that the run has."""
-    fixed = config.threshold_rule == "fixed"
-    fewer = "raise refine.threshold" if fixed else "lower refine.false_positive_rate"
-    more = "lower refine.threshold" if fixed else "raise refine.false_positive_rate"
-    final, positive_bags = health["final"], max(1, health["positive_bags"])
-    last = (health["rounds"] or [{}])[-1]
-    share, empty = final["positive_share"], final["empty_positive_bags"]
-    few = share is None or share < limits.FEW_POSITIVES
-    shared = final["median_auc"] if few and (final["median_auc"] or 0) > limits.MEDIAN_AUC_LIMIT else None
-    rows = [
-        ("Instances of negative bags scored positive", final["false_positive_share"], limits.FALSE_POSITIVE_LIMIT, 1,
-         f"Always wrong, so this number is exact. If high: {fewer} or train the aggregator longer."),
-        ("Instances of positive bags scored positive", share, limits.POSITIVE_LIMIT, 1,
-         "About the share of positives you expect. Near 100% the model may read the whole bag, not the instance."),
-        ("Instances of positive bags that are positive, estimated", health.get("witness_rate"), None, 1,
-         "From scores of the validation bags that negative bags do not have. Poor scores make it too small."),
-        ("AUC of how far a bag's top instance stands out", final["contrast_auc"], shared, -1,
-         ("Bag labels told by the top instance against the median one; rises with how well instances are told apart. "
-         "Below the AUC of the median instance, which it is held against, scores follow stain, scanner or patient.")),
-        ("Pseudo labels that flipped in the last round", last.get("churn"), limits.CHURN_LIMIT, 1,
-         "If high, the iteration has not settled: train longer or lower the learning rate."),
-        ("Rank correlation between aggregator seeds", final["seed_spearman"], limits.SPEARMAN_LIMIT, -1,
-         "If low, chance decides which instances are positive: train the aggregator longer."),
-        ("Agreement of pseudo labels between seeds (kappa)", final["seed_kappa"], limits.KAPPA_LIMIT, -1,
-         "As above, at the threshold."),
-        ("Positive bags without any instance above the threshold", empty / positive_bags, limits.EMPTY_BAG_LIMIT, 1,
-         f"{empty} of {health['positive_bags']}. If many: {more}."),
-    ]  # fmt: skip
-    return [_check(*row) for row in rows]
-
-
 def _check(name: str, value: float | None, limit: float | None, worse: int, meaning: str) -> Check:
     as_share = name.startswith(("Instances", "Pseudo", "Positive bags"))
     shown = "{:.1%}" if as_share else "{:.2f}"
@@ -189,3 +233,19 @@ def _check(name: str, value: float | None, limit: float | None, worse: int, mean
         return Check(name, shown.format(value), "", False, meaning)
     side = "above" if worse > 0 else "below"
     return Check(name, shown.format(value), f"{side} {shown.format(limit)}", (value - limit) * worse > 0, meaning)
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed after `--set`: plain text where YAML leaves it as it is, else JSON."""
+    return value if isinstance(value, str) and _is_plain(value) else json.dumps(value)
+
+
+def _is_plain(text: str) -> bool:
+    try:
+        return bool(yaml.safe_load(text) == text)
+    except yaml.YAMLError:
+        return False
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    return flatten(config.model_dump(mode="json"))

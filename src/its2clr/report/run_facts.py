@@ -1,13 +1,13 @@
 """Everything a report tells, gathered from the files of a run in whatever state it is.
 
-A part that is missing is None; a part that cannot be read is None and a sentence among the problems. Without
-`results.json` nothing of the test bags is looked at but how many there are.
+What is missing is None; what cannot be read is None too, and the problems say so. Without `results.json` nothing about
+the test bags is read but how many there are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,12 +17,15 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.layout import PROBLEMS_FILE
 from its2clr.config import RunConfig
 from its2clr.errors import InputError, Its2clrError
+from its2clr.evaluation.arrays import both_classes
+from its2clr.evaluation.health import warnings_of
+from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.files import read_json, read_metrics
-from its2clr.report.rounds import rounds_of_results, rounds_of_training
-from its2clr.report.state import State, state_of
+from its2clr.report.run_state import State, state_of
 from its2clr.run.names import ENCODERS, END_TO_END, REFINED, START, encoder_names
+from its2clr.run.results import describe_rounds, measured, read_rounds, rounds_health
 from its2clr.run.saved import read_run_config
-from its2clr.run.scores import Model
+from its2clr.run.scores import BAG_PREDICTIONS_FILE, PREDICTIONS_FILE, RESULTS_FILE, Model
 
 T = TypeVar("T")
 UNREADABLE = (Its2clrError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError)
@@ -35,8 +38,8 @@ class Scored:
 
     Attributes:
         model: Encoder and aggregator.
-        name: For the reader.
-        found: Its entry of `results.json`; empty if there is none.
+        name: What the page calls it.
+        found: What `results.json` says about it; empty if nothing.
         bags: `bag_id`, `label`, `split`, `probability` of every bag.
         instances: `bag_id`, `instance`, `label` and `probability` of every test instance; None if not there.
     """
@@ -53,14 +56,31 @@ class Scored:
         return part["label"].to_numpy(dtype=np.int64), part["probability"].to_numpy(dtype=np.float64)
 
     def known_instances(self) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
-        """Ground truth and probability of the test instances where it is known; None without any of each class."""
-        if self.instances is None:
+        """Ground truth and probability of the test instances of known class; None unless both classes are there."""
+        if self.instances is None or not both_classes(self.instances["label"]):
             return None
         known = self.instances[self.instances["label"] >= 0]
-        labels = known["label"].to_numpy(dtype=np.int64)
-        if np.unique(labels).size < 2:
-            return None
-        return labels, known["probability"].to_numpy(dtype=np.float64)
+        return known["label"].to_numpy(dtype=np.int64), known["probability"].to_numpy(dtype=np.float64)
+
+
+class Decisions(NamedTuple):
+    """How many bags are called right and wrong at a threshold."""
+
+    threshold: float
+    true_positives: int
+    false_negatives: int
+    true_negatives: int
+    false_positives: int
+
+    @property
+    def sensitivity(self) -> float:
+        """Share of the positives that are called positive."""
+        return self.true_positives / max(1, self.true_positives + self.false_negatives)
+
+    @property
+    def specificity(self) -> float:
+        """Share of the negatives that are called negative."""
+        return self.true_negatives / max(1, self.true_negatives + self.false_positives)
 
 
 @dataclass(eq=False)
@@ -106,7 +126,7 @@ class RunFacts:
         return next((found[model] for model in wanted if model in found), self.models[0] if self.models else None)
 
     def attempt(self, what: str, work: Callable[[], T]) -> T | None:
-        """What `work` gives, or None with a sentence among the problems when files are damaged or missing."""
+        """What `work` gives; None, and a sentence among the problems, when files are damaged or missing."""
         try:
             return work()
         except UNREADABLE as error:
@@ -130,8 +150,8 @@ def collect(run: str | Path) -> RunFacts:
         entry for entry in read_metrics(folder) if isinstance(entry, dict) and {"stage", "epoch"} <= entry.keys()
     ]
     facts = RunFacts(folder, config, cohort_path, state_of(folder, config, metrics), metrics)
-    if (folder / "results.json").is_file():
-        facts.results = facts.attempt("results.json", lambda: dict(read_json(folder / "results.json")))
+    if (folder / RESULTS_FILE).is_file():
+        facts.results = facts.attempt(RESULTS_FILE, lambda: dict(read_json(folder / RESULTS_FILE)))
     whole = facts.attempt("The cohort", lambda: Cohort.open(cohort_path))
     if whole is not None and facts.results is not None:
         facts.cohort = whole
@@ -146,19 +166,70 @@ def collect(run: str | Path) -> RunFacts:
         results = facts.results
         instances = facts.attempt("Predictions of instances", lambda: _instances(folder)) or {}
         facts.models = facts.attempt("Predictions of bags", lambda: _models(folder, config, results, instances)) or []
-        facts.rounds = facts.attempt("Rounds", lambda: rounds_of_results(results)) or []
+        facts.rounds = facts.attempt("Rounds", lambda: _rounds_of_results(results)) or []
         facts.health = results.get("health")
     else:
-        found = facts.attempt("Rounds", lambda: rounds_of_training(folder, facts.cohort))
+        found = facts.attempt("Rounds", lambda: rounds_of_training(folder, facts.cohort, config))
         facts.rounds, facts.health = found or ([], None)
     return facts
+
+
+def called_at_validation(models: Sequence[Scored]) -> dict[str, Decisions]:
+    """Each model's test bags called at the threshold that its validation bags choose, by the name of the model."""
+    found = {}
+    for scored in models:
+        validation, test = scored.split("val"), scored.split("test")
+        if both_classes(validation[0]) and test[0].size:
+            found[scored.name] = _decisions(*test, balanced_accuracy_threshold(*validation))
+    return found
+
+
+def rounds_of_training(
+    run: Path, cohort: Cohort | None, config: RunConfig
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """The rounds of a run that was not evaluated, and its health; nothing about the test bags is read.
+
+    Args:
+        run: Folder of the run.
+        cohort: Its training and validation bags; None leaves out what needs their labels.
+        config: Its settings.
+    """
+    rounds = read_rounds(run)
+    if cohort is None or not rounds:
+        return [one.metrics for one in rounds], None
+    train = cohort.split("train")
+    labels = train.bags["label"].to_numpy(dtype=np.int64)
+    health = rounds_health(rounds, labels, train.offsets(), config.refine.threshold)
+    described = [
+        {**healthy, **found} for healthy, found in zip(health["rounds"], describe_rounds(rounds, train), strict=True)
+    ]
+    return described, {**health, "final": health["rounds"][-1], "warnings": warnings_of(health)}
+
+
+def _rounds_of_results(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rounds of `results.json`, quality and health together."""
+    rounds, health = results.get("rounds", []), results.get("health", {}).get("rounds", [])
+    healthy = health if len(health) == len(rounds) else [{}] * len(rounds)
+    return [{**of_health, **found} for found, of_health in zip(rounds, healthy, strict=True)]
+
+
+def _decisions(labels: NDArray[np.int64], scores: NDArray[np.float64], threshold: float) -> Decisions:
+    """Counts when scores >= threshold are called positive."""
+    called, positive = scores >= threshold, labels == 1
+    return Decisions(
+        threshold,
+        int((called & positive).sum()),
+        int((~called & positive).sum()),
+        int((~called & ~positive).sum()),
+        int((called & ~positive).sum()),
+    )
 
 
 def _models(
     run: Path, config: RunConfig, results: dict[str, Any], instances: dict[Model, pd.DataFrame]
 ) -> list[Scored]:
     text = {"bag_id": str, "group": str, "encoder": str, "aggregator": str, "split": str}
-    table = pd.read_csv(run / "bag_predictions.csv", dtype=text, keep_default_na=False)
+    table = pd.read_csv(run / BAG_PREDICTIONS_FILE, dtype=text, keep_default_na=False)
     own, names = config.aggregator.name, encoder_names(config)
     order = {name: place for place, name in enumerate(ENCODERS)}
     models = sorted(
@@ -167,23 +238,18 @@ def _models(
     )
     scored = []
     for model in models:
-        of_encoder = results.get(model.encoder, {})
-        found = of_encoder.get("test") if model.aggregator == own else None
-        found = found or of_encoder.get("aggregators", {}).get(model.aggregator, {})
         bags = table[(table["encoder"] == model.encoder) & (table["aggregator"] == model.aggregator)]
         name = f"{names.get(model.encoder, model.encoder)} + {model.aggregator}"
-        scored.append(Scored(model, name, found, bags, instances.get(model)))
+        scored.append(Scored(model, name, measured(results, model), bags, instances.get(model)))
         wanted = results.get("cohort", {}).get("splits", {}).get("test", {}).get("bags")
         there = int((bags["split"] == "test").sum())
         if wanted is not None and there != wanted:
-            raise InputError(
-                f"bag_predictions.csv has {there} test bags of {scored[-1].name}, results.json speaks of {wanted}"
-            )
+            raise InputError(f"{BAG_PREDICTIONS_FILE} has {there} test bags of {name}, {RESULTS_FILE} has {wanted}")
     return scored
 
 
 def _instances(run: Path) -> dict[Model, pd.DataFrame]:
-    path = run / "predictions.parquet"
+    path = run / PREDICTIONS_FILE
     if not path.is_file():
         return {}
     columns = ["encoder", "aggregator", "bag_id", "instance", "label", "probability"]

@@ -1,4 +1,4 @@
-"""How far a run has come, from its files alone: finished, going, stopped or failed, and which command goes on."""
+"""How far a run has come: finished, going, stopped or failed, and the next command; read from its files alone."""
 
 import shlex
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from its2clr.config import RunConfig
-from its2clr.engine.guard import LOSS_TOLERANCE, MIN_SPREAD
+from its2clr.engine.guard import is_collapsed
 from its2clr.errors import InputError
 from its2clr.files import read_json, write_json
 from its2clr.run.names import END_TO_END, REFINED
@@ -18,7 +18,7 @@ FAILURE_FILE = "failure.json"
 """Why the last `fit` of a run ended early; removed when the next one starts."""
 BY_KEYBOARD = "it was stopped from the keyboard"
 FRESH_SECONDS = 120.0
-"""A run that wrote something this recently may well be at work."""
+"""A run that wrote something within these seconds may still be at work."""
 StateName = Literal["evaluated", "outdated", "trained", "going", "stopped", "failed", "begun"]
 
 
@@ -56,7 +56,7 @@ def state_of(run: Path, config: RunConfig, metrics: Sequence[dict[str, Any]]) ->
     reached = _reached(config, metrics, stages)
     again = f"its2clr {_training_command(metrics)} --out {folder}"
     if being_trained(run):
-        words = f"Being trained now: {reached}. The report shows what there was when it was made."
+        words = f"Being trained now: {reached}. This report shows what was there when it was made."
         return State("going", words, f"its2clr report {folder}", None, stages)
     if (run / "results.json").is_file() and "evaluate" in stages:
         return _evaluated(config, stages, folder)
@@ -115,7 +115,7 @@ def note_failure(run: Path, error: BaseException) -> None:
 
 
 def read_failure(run: Path) -> str | None:
-    """Why the run's training ended early, if that was noted and nothing was trained since."""
+    """Why the run's training ended early; None if nothing says so, or if it was trained further since."""
     note, metrics = run / FAILURE_FILE, run / "metrics.jsonl"
     try:
         if metrics.is_file() and metrics.stat().st_mtime > note.stat().st_mtime:
@@ -126,7 +126,7 @@ def read_failure(run: Path) -> str | None:
 
 
 def being_trained(run: Path) -> bool:
-    """Whether a process of this machine holds the run's lock; looks only, so that it is in nobody's way."""
+    """Whether a process on this machine holds the run's lock; it is not taken here, so no training has to wait."""
     locks = Path("/proc/locks")
     if not ((run / ".lock").is_file() and locks.is_file()):
         return False
@@ -152,24 +152,22 @@ def said_age(seconds: float) -> str:
 
 
 def collapsed(metrics: Sequence[dict[str, Any]], stages: dict[str, Any]) -> str | None:
-    """Whether an unfinished contrastive stage ended with all embeddings at one point; said with advice."""
+    """What to do if an unfinished contrastive stage ended with all embeddings at one point; None if none did."""
     for stage in ("pretrain", "refine"):
         last = [entry for entry in metrics if entry["stage"] == stage][-2:]
-        flat = [entry for entry in last if "collapsed_loss" in entry and is_collapsed(entry)]
+        flat = [
+            entry
+            for entry in last
+            if "collapsed_loss" in entry and is_collapsed(entry["loss"], entry["spread"], entry["collapsed_loss"])
+        ]
         if stage not in stages and len(flat) == 2:
             return (
-                f"{stage}: the representation collapsed to one point (loss {last[-1]['loss']:.3f}, which a single "
-                f"point gives too; spread {last[-1]['spread']:.4f}). Start a new run folder with a higher "
+                f"{stage}: the representation collapsed to one point (its loss is {last[-1]['loss']:.3f}, as of a "
+                f"single point, and its spread {last[-1]['spread']:.4f}). Start a new run folder with a higher "
                 f"{stage}.temperature (0.2), {stage}.momentum=0.9, a lower {stage}.learning_rate, or a longer "
                 "pretraining."
             )
     return None
-
-
-def is_collapsed(entry: dict[str, Any]) -> bool:
-    """Whether an epoch's loss and spread are those of a single point."""
-    limit = entry["collapsed_loss"]
-    return bool(abs(entry["loss"] - limit) < LOSS_TOLERANCE * limit and entry["spread"] < MIN_SPREAD)
 
 
 def _reached(config: RunConfig, metrics: Sequence[dict[str, Any]], stages: dict[str, Any]) -> str:
@@ -188,7 +186,7 @@ def _reached(config: RunConfig, metrics: Sequence[dict[str, Any]], stages: dict[
 
 
 def _trained_since(config: RunConfig, stages: dict[str, dict[str, Any]]) -> list[str]:
-    """Pairs of encoder and aggregator that are trained and were not there when the run was measured."""
+    """Pairs of encoder and aggregator that were trained after the run was measured."""
     measured = set(stages["evaluate"].get("models", ()))
     pairs = []
     for stage in stages:

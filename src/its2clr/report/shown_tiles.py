@@ -1,7 +1,8 @@
-"""Tiles as pictures in the page: which are worth a look, and how they are embedded."""
+"""Tiles as pictures in the page: which of them are worth a look, and how they are embedded."""
 
 import base64
 import io
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +13,14 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.canvas import slide_tile
 from its2clr.cohort.layout import tile_path
 from its2clr.cohort.tiles import decode, read_encoded
+from its2clr.report.run_facts import Decisions, Scored
 
 SHOWN = 12
 """Tiles of a row of pictures."""
 PER_BAG = 2
-"""Of one bag among these, so that one bag does not fill the row."""
+"""Of one bag in such a row, so that one bag does not fill it."""
 BAGS_SHOWN = 6
-"""Wrongly called bags of each kind that are shown with tiles."""
+"""Missed bags, and false alarms, that are shown with tiles."""
 TILES_OF_BAG = 4
 SIDE = 96
 """Largest side of an embedded picture; a larger tile is scaled down to it."""
@@ -42,6 +44,62 @@ class Picture(NamedTuple):
     truth: int
 
 
+class Strip(NamedTuple):
+    """A row of tiles with its heading; `nothing` is said where there are none."""
+
+    title: str
+    pictures: Sequence[Picture]
+    nothing: str = "There are none."
+
+
+class WrongBag(NamedTuple):
+    """A bag on the wrong side of the threshold, with its highest-ranked tiles."""
+
+    bag_id: str
+    label: str
+    probability: float
+    pictures: Sequence[Picture]
+
+
+def ranked_strips(cohort: Cohort, best: Scored, instances: pd.DataFrame) -> list[Strip]:
+    """The highest- and lowest-ranked tiles of positive and of negative test bags."""
+    test = best.bags[best.bags["split"] == "test"]
+    strips = []
+    for label, name in ((1, "positive"), (0, "negative")):
+        bags = set(test.loc[test["label"] == label, "bag_id"])
+        for highest in (True, False):
+            title = f"{'Highest' if highest else 'Lowest'}-ranked tiles of {name} test bags"
+            strips.append(Strip(title, pictures(cohort, ranked(instances, bags, highest=highest))))
+    return strips
+
+
+def mistake_strips(cohort: Cohort, instances: pd.DataFrame) -> list[Strip]:
+    """The most confident wrong tiles of each class; none without ground truth."""
+    if not (instances["label"] >= 0).any():
+        return []
+    return [
+        Strip(title, pictures(cohort, wrong_instances(instances, truth)), nothing)
+        for title, truth, nothing in (
+            ("Truly negative tiles with the highest probability", 0, "No negative tile has 0.5 or more."),
+            ("Truly positive tiles with the lowest probability", 1, "No positive tile has less than 0.5."),
+        )
+    ]
+
+
+def pictured_mistakes(
+    cohort: Cohort, best: Scored, called: Decisions | None, instances: pd.DataFrame
+) -> list[WrongBag]:
+    """The bags that are most wrong at the validation threshold, or at 0.5 where there is none, with their tiles."""
+    test = best.bags[best.bags["split"] == "test"]
+    found = []
+    for label, name in ((1, "positive, called negative"), (0, "negative, called positive")):
+        for row in wrong_bags(test, called.threshold if called else 0.5, label).to_dict("records"):
+            bag_id = str(row["bag_id"])
+            highest = ranked(instances, {bag_id}, highest=True, count=TILES_OF_BAG, per_bag=TILES_OF_BAG)
+            found.append(WrongBag(bag_id, name, float(row["probability"]), pictures(cohort, highest)))
+    return found
+
+
 def ranked(
     instances: pd.DataFrame, bags: set[str], *, highest: bool, count: int = SHOWN, per_bag: int = PER_BAG
 ) -> pd.DataFrame:
@@ -60,7 +118,7 @@ def ranked(
 
 
 def wrong_instances(instances: pd.DataFrame, truth: int, count: int = SHOWN) -> pd.DataFrame:
-    """The tiles of one true class that lie furthest on the other side: its most confident mistakes."""
+    """The tiles of one true class that the model is surest are of the other class."""
     of_class = instances[instances["label"] == truth]
     ordered = of_class.sort_values("probability", ascending=truth == 1, kind="stable")
     wrong = ordered["probability"] < 0.5 if truth == 1 else ordered["probability"] >= 0.5
@@ -78,7 +136,7 @@ def wrong_bags(bags: pd.DataFrame, threshold: float, label: int, count: int = BA
 def pictures(cohort: Cohort, rows: pd.DataFrame) -> list[Picture]:
     """The tiles of these rows, in their order; only these are read, not their whole bags.
 
-    Of features they are cut from the slide, where it can be read; without one there are no pictures.
+    In a cohort of features they are cut from the slide; where that cannot be read, they are left out.
 
     Raises:
         InputError: A tile file is missing or damaged.
