@@ -457,6 +457,9 @@ def test_our_own_checkpoints_and_model_files(evaluated_run, tmp_path):
             assert torch.equal(ours, theirs)
     assert report.unused == ()
     assert report.projector.startswith("loaded from head.0")
+    wide = resolve_config("demo", ["encoder.name=resnet34"])
+    with pytest.raises(InputError, match=r"the file says it is 'resnet18': set encoder\.name=resnet18"):
+        load_weights(create_network(wide), read_weights(tmp_path / "encoder.safetensors"), wide.encoder)
 
     from its2clr.predict.model_of_run import export_model, model_of_run
 
