@@ -1,10 +1,11 @@
-"""What a cell may show: names of metrics, and where they are in the results of a run."""
+"""The metrics that a cell may show, and where they are in the results of a run."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from its2clr.errors import InputError
 from its2clr.run.stages import END_TO_END, REFINED, START
+from its2clr.wording import did_you_mean
 
 ENCODER_OF_STAGE = {"aggregate": START, "refine": REFINED, "end_to_end": END_TO_END}
 
@@ -29,14 +30,14 @@ NOT_MEASURED = "not measured in this run"
 
 
 class Value(NamedTuple):
-    """A number of one run, with its deviation over retrainings where it has one."""
+    """A number of one run, with its deviation over retrainings if it has one."""
 
     mean: float
     std: float | None = None
 
 
 def of_features(metric: str | None) -> bool:
-    """Whether a metric is of the frozen features themselves, not of a model on them."""
+    """Whether a metric is one of the frozen features, not of a model on them."""
     return metric in _OF_FEATURES
 
 
@@ -57,7 +58,7 @@ def read_metric(
         InputError: The metric has no such name.
     """
     if metric not in METRICS:
-        raise InputError(f"no metric named {metric!r}")
+        raise InputError(f"no metric named {metric!r}{did_you_mean(metric, METRICS)}")
     if metric == "witness_rate":
         return _value(results["cohort"].get("witness_rate"))
     encoder = results[ENCODER_OF_STAGE[stage]]
