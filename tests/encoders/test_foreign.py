@@ -65,11 +65,16 @@ def settings(**encoder) -> RunConfig:
     return RunConfig(encoder=EncoderConfig(**encoder), projector=ProjectorConfig(**projector))
 
 
-def loaded(path, **encoder):
-    """Features of a network that took a file's weights, the report, and the network."""
+def reported(path, **encoder):
+    """What is said of a file's weights, and the network that took them."""
     config = with_constants(settings(weights=str(path), **encoder))
     network = create_network(config).eval()
-    report = load_weights(network, read_weights(config.encoder.weights), config.encoder)
+    return load_weights(network, read_weights(config.encoder.weights), config.encoder), network
+
+
+def loaded(path, **encoder):
+    """Features of a network that took a file's weights, the report, and the network."""
+    report, network = reported(path, **encoder)
     with torch.no_grad():  # in double precision: the order of sums, which memory layouts change, is then no matter
         return network.double().encoder(TILES), report, network
 
@@ -245,9 +250,7 @@ def test_dino_from_timm_takes_the_teacher_and_fits_another_tile_size(tmp_path):
     assert len(report.unused) == len(student.state_dict()) + 2
 
     larger = {**VIT, "img_size": 96}
-    config = settings(name=name, options=larger)
-    network = create_network(config)
-    report = load_weights(network, read_weights(tmp_path / "checkpoint.pth"), config.encoder)
+    report, network = reported(tmp_path / "checkpoint.pth", name=name, options=larger)
     assert report.resized == ("pos_embed 1x17x48 -> 1x37x48",)
     by_timm = timm.models.vision_transformer.checkpoint_filter_fn(teacher.state_dict(), network.encoder.backbone)
     assert torch.equal(network.encoder.backbone.pos_embed, by_timm["pos_embed"])
@@ -263,9 +266,7 @@ def test_an_exported_vit_for_another_image_size(tmp_path):
         _, report, network = loaded(tmp_path, name=name, options={**VIT, "img_size": size})
         assert report.notes == report.resized == ()
         assert torch.equal(network.float().encoder.backbone.pos_embed, source.backbone.pos_embed)
-    config = settings(name=name, options={**VIT, "img_size": 96})
-    network = create_network(config)
-    report = load_weights(network, read_weights(tmp_path), config.encoder)
+    report, network = reported(tmp_path, name=name, options={**VIT, "img_size": 96})
     assert report.resized == ("pos_embed 1x17x48 -> 1x37x48",)
     (note,) = report.notes
     assert (
@@ -275,8 +276,7 @@ def test_an_exported_vit_for_another_image_size(tmp_path):
     assert network.encoder(torch.rand(2, 3, 96, 96)).shape == (2, 48)
 
     without = {key: value for key, value in VIT.items() if key != "img_size"}
-    config = settings(name=name, options={**without, "dynamic_img_size": True})
-    (note,) = load_weights(create_network(config), read_weights(tmp_path), config.encoder).notes
+    (note,) = reported(tmp_path, name=name, options={**without, "dynamic_img_size": True})[0].notes
     assert "to the 14 x 14 (224 px) that this encoder is built for, and again for tiles of another size" in note
     assert "encoder.options.img_size=64 spares the first" in note
 
@@ -299,9 +299,7 @@ def test_weights_that_timm_knows_how_to_convert(tmp_path):
     source = randomised(timm.create_model(name, num_classes=0, **options))
     state = {key.replace("fc1", "w12").replace("fc2", "w3"): tensor for key, tensor in source.state_dict().items()}
     torch.save(state | {"mask_token": torch.zeros(1, 48)}, tmp_path / "dinov2.pth")
-    config = settings(name=name, options=options)
-    network = create_network(config)
-    report = load_weights(network, read_weights(tmp_path / "dinov2.pth"), config.encoder)
+    report, network = reported(tmp_path / "dinov2.pth", name=name, options=options)
     assert "converted by timm" in report.layout
     assert report.share == 1
     for key, tensor in source.state_dict().items():
@@ -363,9 +361,7 @@ def test_registers_of_dinov2_are_no_other_image_size(tmp_path):
     state |= {"register_tokens": state.pop("reg_token"), "mask_token": torch.zeros(1, 48)}
     state["pos_embed"] = torch.cat([torch.full((1, 1, 48), 0.25), state["pos_embed"]], dim=1)
     torch.save(state, tmp_path / "dinov2.pth")
-    config = settings(name=name, options=options)
-    network = create_network(config)
-    report = load_weights(network, read_weights(tmp_path / "dinov2.pth"), config.encoder)
+    report, network = reported(tmp_path / "dinov2.pth", name=name, options=options)
     assert (report.share, report.notes) == (1, ())
     assert torch.equal(network.encoder.backbone.cls_token, state["cls_token"] + 0.25)
 
@@ -391,8 +387,7 @@ def test_a_torchvision_vit(tmp_path):
     with torch.no_grad():
         assert torch.allclose(found, source.double()(normalised(TILES)), atol=1e-6)
     assert report.share == 1
-    config = settings(name="vit_small_patch16_224", options={**VIT, "img_size": 96})
-    report = load_weights(create_network(config), read_weights(tmp_path / "vit.pth"), config.encoder)
+    report, _ = reported(tmp_path / "vit.pth", name="vit_small_patch16_224", options={**VIT, "img_size": 96})
     assert report.layout == "torchvision's names of a ViT, converted by timm"
     assert report.resized == ("pos_embed 1x17x48 -> 1x37x48",)
 
@@ -446,9 +441,7 @@ def test_our_own_checkpoints_and_model_files(evaluated_run, tmp_path):
     source = create_network(config).eval()
     randomised(source)
     save_network(tmp_path / "encoder.safetensors", source, config, {})
-    fresh = with_constants(
-        resolve_config("demo", {**_tiny(), "encoder.weights": str(tmp_path / "encoder.safetensors")})
-    )
+    fresh = with_constants(resolve_config("demo", [*TINY, f"encoder.weights={tmp_path / 'encoder.safetensors'}"]))
     assert fresh.encoder.mean == (0.1, 0.2, 0.3)
     network = create_network(fresh).eval()
     report = load_weights(network, read_weights(tmp_path / "encoder.safetensors"), fresh.encoder)
@@ -470,12 +463,6 @@ def test_our_own_checkpoints_and_model_files(evaluated_run, tmp_path):
         expected = model_of_run(evaluated_run).encoder.backbone(TILES.float())
         assert torch.equal(network.encoder.backbone(TILES.float()), expected)
     assert report.unused == ()
-
-
-def _tiny():
-    from its2clr.config import parse_override
-
-    return dict(parse_override(text) for text in TINY)
 
 
 WRONG = {

@@ -261,15 +261,11 @@ def _constants_of_timm(name: str) -> Constants | None:
 
 
 def _constants(document: Any, origin: str) -> Constants | None:
-    if not isinstance(document, Mapping):
+    given: list[Any] = [document.get(key) for key in ("mean", "std")] if isinstance(document, Mapping) else [None]
+    if not all(isinstance(values, list | tuple) and len(values) == 3 for values in given):
         return None
-    values = []
-    for key in ("mean", "std"):
-        given = document.get(key)
-        if not isinstance(given, list | tuple) or len(given) != 3:
-            return None
-        values.append((float(given[0]), float(given[1]), float(given[2])))
-    return Constants(values[0], values[1], origin)
+    mean, std = (tuple(map(float, values)) for values in given)
+    return Constants(mean, std, origin)  # type: ignore[arg-type]
 
 
 def _tensors(content: Any) -> dict[str, Tensor]:

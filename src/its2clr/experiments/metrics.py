@@ -13,7 +13,7 @@ _OF_MODEL = {
     **{f"bag_{name}": ("bag", name) for name in ("auc", "auprc")},
     **{f"instance_{name}": ("instance", name) for name in ("auc", "auprc", "max_f1", "dice", "iou")},
 }
-_OF_FEATURES = {
+OF_FEATURES = {
     **{f"probe_{name}": ("linear_probe", name) for name in ("auc", "auprc", "max_f1", "dice", "bag_auc")},
     **{
         f"{split}_{name}": ("class_separation", split, name)
@@ -21,9 +21,10 @@ _OF_FEATURES = {
         for name in ("inter_class_distance", "positive_deviation", "negative_deviation")
     },
 }
+"""Metrics of the frozen features, not of a model on them."""
 _OF_ROUND = {"training_instance_auc": "instance_auc", "training_instance_max_f1": "instance_max_f1"}
 _OF_TIME = {"refine_time_share", "round_time_share"}
-METRICS = {"witness_rate", *_OF_MODEL, *_OF_FEATURES, *_OF_ROUND, *_OF_TIME}
+METRICS = {"witness_rate", *_OF_MODEL, *OF_FEATURES, *_OF_ROUND, *_OF_TIME}
 
 NO_TRUTH = "needs instance labels of both classes in every split"
 NOT_MEASURED = "not measured in this run"
@@ -34,11 +35,6 @@ class Value(NamedTuple):
 
     mean: float
     std: float | None = None
-
-
-def of_features(metric: str | None) -> bool:
-    """Whether a metric is one of the frozen features, not of a model on them."""
-    return metric in _OF_FEATURES
 
 
 def read_metric(
@@ -65,8 +61,8 @@ def read_metric(
     if metric in _OF_MODEL:
         found = encoder.get("test") if aggregator is None else encoder.get("aggregators", {}).get(aggregator)
         return NOT_MEASURED if found is None else _value(_at(found, _OF_MODEL[metric]))
-    if metric in _OF_FEATURES:
-        return _value(_at(encoder, _OF_FEATURES[metric]))
+    if metric in OF_FEATURES:
+        return _value(_at(encoder, OF_FEATURES[metric]))
     rounds = results.get("rounds", [])
     if metric in _OF_ROUND:
         best = [entry for entry in rounds if entry["improved"]][-1]

@@ -4,12 +4,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from its2clr.config import RunConfig, flatten, read_recipe, resolve_config
 from its2clr.errors import InputError
-from its2clr.experiments.metrics import of_features
+from its2clr.experiments.metrics import OF_FEATURES
 from its2clr.experiments.spec import BASE_DATASET, Budget, Cell, Resampling, Stage, datasets, methods, starts
 from its2clr.files import hash_files
 from its2clr.wording import did_you_mean
@@ -110,7 +111,8 @@ class Planner:
         self._of_user = set(flatten(overrides))
         self._of_recipe = set() if recipe is None else set(flatten(read_recipe(recipe)))
         self.base = resolve_config(self._recipe, self._values)
-        self._names: dict[Job, str] = {}
+        self.name = cache(self._name)
+        """Name of a job's folder: the same for the same training, whatever asked for it."""
 
     def job(self, cell: Cell, seed: int) -> Job:
         """The training a cell is measured on.
@@ -159,12 +161,6 @@ class Planner:
         assert cell.setting is not None
         return _setting(self.config(self.job(cell, 0)), cell.setting)
 
-    def name(self, job: Job) -> str:
-        """Name of a job's folder: the same for the same training, whatever asked for it."""
-        if job not in self._names:
-            self._names[job] = self._name(job)
-        return self._names[job]
-
     def _name(self, job: Job) -> str:
         config = self.config(job).model_dump(mode="json")
         del config["seed"]
@@ -198,7 +194,7 @@ class Planner:
                 if job is not None:
                     needs = jobs.setdefault(job, Needs())
                     needs.aggregators.add(self.other(job, cell.aggregator))
-                    needs.features |= of_features(cell.metric)
+                    needs.features |= cell.metric in OF_FEATURES
         starts = {job.start: Needs() for job in jobs if job.start is not None}
         everything = {**{start: needs for start, needs in starts.items() if start is not None}, **jobs}
         return dict(sorted(everything.items(), key=lambda item: _order(item[0])))

@@ -142,7 +142,7 @@ def draw_maps(path: Path, bags: Mapping[str, Mapping[str, pd.DataFrame]], size: 
         (bag, name, values)
         for bag, models in bags.items()
         for name, values in {
-            **({"Truth": (tables[bag]["label"] == 1).to_numpy().astype(np.float64)} if _known(tables[bag]) else {}),
+            **({"Truth": (tables[bag]["label"] == 1).to_numpy(float)} if (tables[bag]["label"] >= 0).all() else {}),
             **{name: table["probability"].to_numpy() for name, table in models.items()},
         }.items()
     ]
@@ -154,10 +154,6 @@ def draw_maps(path: Path, bags: Mapping[str, Mapping[str, pd.DataFrame]], size: 
             if number % abreast == 0:
                 axis.set_ylabel(bag, fontsize=7)
         axes[0].figure.colorbar(drawn, ax=axes, shrink=0.6, label="probability")
-
-
-def _known(table: pd.DataFrame) -> bool:
-    return bool((table["label"] >= 0).all())
 
 
 def draw_examples(path: Path, tiles: Sequence[tuple[NDArray[np.uint8], str]]) -> None:
