@@ -373,6 +373,7 @@ def test_patches_of_another_size_are_resampled_by_timm(tmp_path):
     assert "converted by timm" in report.layout
     assert report.other_shape == report.missing == ()
     assert "patch_embed.proj.weight 48x3x16x16 -> 48x3x8x8" in report.resized
+    assert report.notes == ()  # no img_size would take them as they are
     assert network.encoder.backbone.patch_embed.proj.weight.shape[-1] == 8
 
 

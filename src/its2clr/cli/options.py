@@ -53,7 +53,7 @@ ScoredSplitOption = Annotated[
 ]
 LimitOption = Annotated[
     int,
-    typer.Option(min=0, help="Most bags to take, positive ones first (of predictions likely ones); 0: all."),
+    typer.Option(min=0, help="At most this many bags, positive (of predictions: likely) ones first; 0: all."),
 ]
 ModelOption = Annotated[
     list[str] | None,

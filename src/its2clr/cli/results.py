@@ -85,7 +85,7 @@ def map_(
 ) -> None:
     """Draw where the models see positives: image, ground truth and one map per model, side by side.
 
-    Leaves OUT/maps.png (several bags), OUT/bags (a picture per bag) and, with --full-scale, OUT/overlays.
+    Writes OUT/maps.png (several bags), OUT/bags (a picture per bag) and, with --full-scale, OUT/overlays.
     RUN may also be what `its2clr predict` wrote.
 
     Example: `its2clr map runs/mine --bag case-7 --full-scale`

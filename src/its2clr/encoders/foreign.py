@@ -212,7 +212,7 @@ def match_weights(network: EmbeddingNetwork, file: WeightFile, config: EncoderCo
         constants=_said_constants(file, config),
         notes=(
             *file.notes,
-            *(_said_positions(given["pos_embed"], backbone) if "pos_embed" in resized else ()),
+            *(_said_positions(given["pos_embed"], backbone) if resized == ["pos_embed"] else ()),
             *_advice(backbone, missing, {name: reading.tensors[name] for name in left}, matched, file, config),
         ),
     )
@@ -258,7 +258,7 @@ def _readings(
                 continue
             try:
                 converted = convert(dict(renamed), backbone)
-            except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError, AssertionError):
+            except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
                 continue  # the converter is made for other files
             origins = {id(tensor): names[name] for name, tensor in renamed.items()}
             found = {name: origins.get(id(tensor), names.get(name, name)) for name, tensor in converted.items()}
@@ -325,11 +325,11 @@ def _share(matched: Iterable[str], required: Iterable[str], state: Mapping[str, 
 
 
 def _said_positions(given: Tensor, backbone: nn.Module) -> list[str]:
-    """That position embeddings were resampled, and which option takes them as they are."""
+    """That position embeddings alone were resampled, and which option takes them as they are."""
     patch, side = (int(getattr(backbone.patch_embed, name)[0]) for name in ("patch_size", "grid_size"))
     prefix_tokens = 0 if getattr(backbone, "no_embed_class", False) else getattr(backbone, "num_prefix_tokens", 1)
     old = math.isqrt(given.shape[1] - prefix_tokens)
-    if old == side:
+    if given.ndim != 3 or old == side:  # SAM lays them out in two dimensions
         return []
     said = (
         f"the file's position embeddings, of {old} x {old} patches (images of {old * patch} px), are resampled "
