@@ -19,9 +19,8 @@ import pandas as pd
 import torch
 from sklearn.model_selection import StratifiedKFold
 
-from its2clr.aggregators.data import BagFeatures
-from its2clr.aggregators.stacked import build, stack
-from its2clr.aggregators.steps import TrainingStep, ValidationPass
+from its2clr.aggregators.stacked import TrainingStep, ValidationPass, build, stack
+from its2clr.bag_features import BagFeatures
 
 PUBLISHED = {
     "attention": {"musk1": (0.892, 0.040), "musk2": (0.858, 0.048), "elephant": (0.868, 0.022)},  # Ilse et al. 2018

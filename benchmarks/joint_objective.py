@@ -1,13 +1,13 @@
 """A plugin: the supervised contrastive loss of ItS2CLR and cross-entropy, added up (docs/results-real.md)."""
 
 import torch
+from its2clr.baselines.cross_entropy import cross_entropy_loss
 from torch import Tensor, nn
 
-from its2clr.baselines.cross_entropy import cross_entropy_loss
 from its2clr.config import RefineConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
+from its2clr.losses.supcon import gathered_supervised_contrastive_loss
 from its2clr.refine.objectives import Prepared, register_objective
-from its2clr.refine.supcon import gathered_supervised_contrastive_loss
 
 
 class TwoHeads(nn.Module):

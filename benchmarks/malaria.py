@@ -25,12 +25,12 @@ import pandas as pd
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from its2clr.cohort import pack_images, read_manifest
-from its2clr.config import parse_override, resolve_config
 from its2clr.experiments.execute import Task, execute
 from its2clr.experiments.plan import Job
 from its2clr.experiments.spec import Resampling, Stage
 from its2clr.files import read_json, write_json
-from its2clr.run.directory import read_run_config
+from its2clr.run.saved import read_run_config
+from its2clr.settings import parse_override, resolve_config
 
 SHARED_RATE = 0.1
 PLAIN: dict[str, Any] = {
@@ -57,7 +57,6 @@ ROWS: dict[str, dict[str, Any]] = {
 WHOLE: dict[str, Any] = {"refine.views.crop_scale": None}
 SLOW: dict[str, Any] = {"refine.initial_ratio": 0.2, "refine.final_ratio": 0.8}
 SHORT: dict[str, Any] = {"refine.epochs": 30, "refine.warmup_epochs": 5}
-STRICT: dict[str, Any] = {"refine.tolerance": 0.0}
 BEFORE = {**WHOLE, **SLOW, **SHORT}
 JOINT = {"refine.objective": "joint", "plugins": [str(Path(__file__).with_name("joint_objective.py"))]}
 TRIED: dict[str, dict[str, Any]] = {
@@ -66,18 +65,8 @@ TRIED: dict[str, dict[str, Any]] = {
     "whole cells, 30 epochs": {**WHOLE, **SHORT},
     "pacing 0.2 to 0.8, 30 epochs": {**SLOW, **SHORT},
     "whole cells, pacing 0.2 to 0.8, 30 epochs": BEFORE,
-    "whole cells, pacing 0.2 to 0.8, 30 epochs, no tolerance": {**BEFORE, **STRICT},
-    "whole cells, pacing 0.2 to 0.8, 30 epochs, selection by contrast": {**BEFORE, "refine.selection": "contrast_auc"},
     "whole cells, pacing 0.2 to 0.8, 30 epochs, learning rate 0.2": {**BEFORE, "refine.learning_rate": 0.2},
     "whole cells, pacing 0.2 to 0.8, 30 epochs, joint loss": {**BEFORE, **JOINT},
-    "Cross-entropy, whole cells, no tolerance": {**ROWS["Cross-entropy"], **WHOLE, **STRICT},
-    "Cross-entropy, whole cells, 30 epochs, no tolerance": {**ROWS["Cross-entropy"], **WHOLE, **SHORT, **STRICT},
-    "Ground-truth finetuning, whole cells, 30 epochs, no tolerance": {
-        **ROWS["Ground-truth finetuning"],
-        **WHOLE,
-        **SHORT,
-        **STRICT,
-    },
 }
 """What was compared on validation patients before the recipe became what it is, by what differs from it."""
 KNOWN = {**ROWS, **TRIED}
@@ -223,7 +212,7 @@ def measured(run: Path, split: str) -> dict[str, Any]:
     results = read_json(run / "results.json")
     bags, instances = pd.read_csv(run / "bag_predictions.csv"), pd.read_parquet(run / "predictions.parquet")
     bags, instances = bags[bags["split"] == split], instances[instances["split"] == split]
-    encoder = "its2clr" if "its2clr" in results else "simclr"
+    encoder = "refined" if "refined" in results else "start"
     found: dict[str, Any] = {"aggregators": {}}
     for name in bags.loc[bags["encoder"] == encoder, "aggregator"].unique():
         own = bags.query("encoder == @encoder and aggregator == @name")

@@ -36,7 +36,8 @@ EXPLAINED = (
 )
 OTHERS = (
     "Witness rate 0.1, **validation** patients: what was compared before the recipe became what it is, by what differs "
-    "from it. *Whole cells*: views in refinement that are not cropped;"
+    "from it. *Whole cells*: views in refinement that are not cropped; *tolerance*, *selection by contrast*: settings "
+    "that were removed since, as they did not help;"
 )
 FIRST = (
     "An earlier state of the recipe: refinement with learning rate 0.03, 30 epochs, whole cells, pacing 0.2 to 0.8 "
@@ -48,8 +49,8 @@ READ_BY = (
 )
 READERS = (
     "The paper takes pseudo labels from one aggregator, the run's own, at a fixed threshold. What the switches beyond "
-    "that do to the first pseudo labels, on the frozen SimCLR features of one start (`benchmarks/malaria_readers.py`; "
-    "its weights were kept in half precision): "
+    "that do to the first pseudo labels, on the frozen SimCLR features of one start (its weights were "
+    "kept in half precision): "
     "mean ± deviation over five repeats with aggregators of other seeds. Precision and recall are of the "
     "pseudo-positives among training instances."
 )

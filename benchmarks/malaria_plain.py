@@ -15,7 +15,7 @@ from typing import Any
 from its2clr.cohort import Cohort
 from its2clr.files import read_json, write_json
 from its2clr.report.rounds import rounds_of_training
-from its2clr.run.directory import read_run_config
+from its2clr.run.saved import read_run_config
 
 KEPT = ("epoch", "threshold", "validation_auc", "false_positive_share", "positive_share", "empty_positive_bags")
 KEPT += ("median_auc", "contrast_auc", "instance_auc", "instance_max_f1", "precision", "recall")

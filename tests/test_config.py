@@ -2,9 +2,10 @@ import pytest
 import yaml
 
 from its2clr.aggregators import create_aggregator
-from its2clr.config import RunConfig, config_difference, flatten, read_recipe, recipe_names, resolve_config
+from its2clr.config import RunConfig
 from its2clr.errors import InputError
 from its2clr.experiments.spec import datasets
+from its2clr.settings import config_difference, flatten, read_recipe, recipe_names, resolve_config
 
 
 @pytest.mark.parametrize("name", recipe_names())

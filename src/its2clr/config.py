@@ -1,22 +1,18 @@
-"""Settings of every stage: pydantic models that refuse unknown keys, recipes, and `key=value` overrides."""
+"""Settings of every stage: pydantic models that refuse unknown keys."""
 
-import copy
-import difflib
-from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-
-from its2clr.aggregators.config import AggregatorTraining
-from its2clr.errors import InputError
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]
+OptionValue = bool | int | float | str | None
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+FEATURES = "features"
+"""Name of the encoder, and of the recipe, where a cohort holds features instead of tiles."""
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")
 """How a name on timm's hub begins."""
 
@@ -143,8 +139,10 @@ class DinoConfig(Section):
 class PretrainConfig(OptimiserConfig):
     """The start of the encoder; the defaults are SimCLR's (paper, appendix A.2)."""
 
-    method: Literal["simclr", "moco", "byol", "dino", "bag_labels"] = Field(
-        "simclr", description="self-supervised method; bag_labels trains tiles with the label of their bag"
+    method: str = Field(
+        "simclr",
+        description="self-supervised method: simclr, moco, byol, dino or one of a plugin; bag_labels trains tiles with "
+        "the label of their bag",
     )
     optimiser: Literal["sgd", "adamw"] = Field("sgd", description="adamw is for vision transformers")
     warmup_epochs: Annotated[int, Field(ge=0)] = Field(
@@ -186,6 +184,33 @@ class PretrainConfig(OptimiserConfig):
         if self.patience is not None and self.check_every == 0:
             raise ValueError("patience counts checks of the encoder; set check_every too")
         return self
+
+
+class AggregatorTraining(Section):
+    """Which aggregator, and how it is trained; the defaults are the paper's for Camelyon16."""
+
+    name: str = Field("dsmil", description="aggregator, one of `its2clr.aggregators.aggregator_names()`")
+    options: dict[str, OptionValue] = Field(default_factory=dict, description="options of that aggregator")
+    epochs: int = Field(350, ge=1, description="most passes over the training bags")
+    learning_rate: float = Field(2e-4, gt=0.0, description="Adam's learning rate at the start")
+    weight_decay: float = Field(5e-3, ge=0.0, description="Adam's L2 penalty")
+    betas: tuple[Beta, Beta] = Field((0.5, 0.9), description="Adam's decay rates of the moments")
+    scheduler: Literal["step", "cosine", "constant"] = Field(
+        "step",
+        description="learning rate by epoch: multiplied by gamma every step_size, cosine to 0, or constant",
+    )
+    step_size: int = Field(75, ge=1, description="epochs between two steps of the step scheduler")
+    gamma: float = Field(0.5, gt=0.0, le=1.0, description="factor of the step scheduler")
+    bags_per_step: int = Field(1, ge=1, description="bags of one optimiser step")
+    balanced: bool = Field(
+        default=False,
+        description="draw as many positive as negative bags each epoch, the rarer ones repeatedly",
+    )
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        description="stop a seed after so many epochs without a better validation; null: never",
+    )
 
 
 class LoraSettings(Section):
@@ -245,20 +270,10 @@ class RefineConfig(OptimiserConfig):
         1, description="aggregators trained per update; pseudo labels are their mean probability"
     )
     freeze_until: str | None = Field(
-        None, description="block of the encoder up to and with which all weights stay as they are; null: none stays"
+        None, description="last block of the encoder that is not trained, nor any before it; null: all are trained"
     )
     lora: LoraSettings | None = Field(
         None, description="train low-rank changes of a transformer's layers instead of its weights; null: the weights"
-    )
-    selection: Literal["bag_auc", "contrast_auc"] = Field(
-        "bag_auc",
-        description="validation AUC that decides whether an update is better: of the bags, or by how far a bag's top "
-        "instance stands out from its median one",
-    )
-    tolerance: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        0.0,
-        description="how far that AUC may fall below the highest so far for an update still to count as better: with "
-        "few validation bags small differences are chance",
     )
     corrections: str | None = Field(
         None, description="folder of GeoJSON files, one per bag, that mark tiles as truly positive or negative"
@@ -336,119 +351,3 @@ class RunConfig(Section):
     @classmethod
     def _absolute(cls, plugins: list[str]) -> list[str]:
         return [str(Path(plugin).absolute()) if plugin.endswith(".py") else plugin for plugin in plugins]
-
-
-def recipe_names() -> list[str]:
-    """Names of the recipes in the package."""
-    return sorted(p.name[:-5] for p in resources.files("its2clr.recipes").iterdir() if p.name.endswith(".yaml"))
-
-
-def read_recipe(recipe: str | Path) -> dict[str, Any]:
-    """Read a recipe of the package by name, or a YAML file of the user's by path."""
-    if str(recipe) in recipe_names():
-        text = resources.files("its2clr.recipes").joinpath(f"{recipe}.yaml").read_text(encoding="utf-8")
-    elif Path(recipe).is_file():
-        try:
-            text = Path(recipe).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"recipe {recipe}: not a text file ({error})") from error
-    else:
-        hint = _closest(str(recipe), recipe_names())
-        raise InputError(f"no recipe named {str(recipe)!r}{hint}; give one of these or a .yaml file")
-    try:
-        values = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise InputError(f"recipe {recipe}: not valid YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise InputError(f"recipe {recipe}: expected keys and values, got {type(values).__name__}")
-    return values
-
-
-def resolve_config(
-    recipe: str | Path | None = None,
-    overrides: Sequence[str] | Mapping[str, Any] = (),
-    base: dict[str, Any] | None = None,
-) -> RunConfig:
-    """Make a checked config from a recipe and overrides.
-
-    Args:
-        recipe: Name of a packaged recipe or path of a YAML file; None takes the defaults (the paper's).
-        overrides: `["refine.epochs=20", ...]` as typed after `--set`, or a mapping of dotted keys to values.
-        base: Settings to start from instead of a recipe.
-
-    Raises:
-        InputError: A key is unknown (the closest known one is named) or a value is not allowed.
-    """
-    values = read_recipe(recipe) if recipe is not None else base or {}
-    for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides):
-        _put(values, key.split("."), copy.deepcopy(value))
-    return validate_config(values, str(recipe or ("of the run" if base else "defaults")))
-
-
-def validate_config(values: Mapping[str, Any], where: str) -> RunConfig:
-    """Check a mapping of settings; `where` names its origin in the error."""
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        lines = [_explain(item["loc"], item["type"], item["msg"]) for item in error.errors()]
-        raise InputError(f"settings ({where}):\n  " + "\n  ".join(lines)) from error
-
-
-PRECISION = "engine.precision"
-"""The one setting of the engine that a run keeps."""
-
-
-def config_difference(old: RunConfig, new: RunConfig) -> list[str]:
-    """Settings that differ, one `key: old -> new` each; how and where it is computed does not count."""
-    left, right = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
-    keys = sorted(key for key in left.keys() | right.keys() if not key.startswith("engine.") or key == PRECISION)
-    return [f"{k}: {left.get(k)!r} -> {right.get(k)!r}" for k in keys if left.get(k) != right.get(k)]
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """Split `key=value` as typed after `--set`; the value is read as YAML."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"--set {text!r}: expected key=value, for example refine.epochs=20")
-    try:
-        return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise InputError(f"--set {text!r}: the value is not valid YAML: {error}") from error
-
-
-def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
-    for name in path[:-1]:
-        nested = values.setdefault(name, {})
-        if not isinstance(nested, dict):
-            raise InputError(f"--set {'.'.join(path)}: {name} is a single value, not a section")
-        values = nested
-    values[path[-1]] = value
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _explain(location: tuple[int | str, ...], kind: str, message: str) -> str:
-    key = ".".join(str(part) for part in location)
-    if kind != "extra_forbidden":
-        return f"{key}: {message.removeprefix('Value error, ')}"
-    model: type[BaseModel] = RunConfig
-    for part in location[:-1]:
-        annotation = model.model_fields[str(part)].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            break
-        model = annotation
-    return f"{key}: unknown key{_closest(str(location[-1]), list(model.model_fields))}"
-
-
-def _closest(name: str, known: list[str]) -> str:
-    match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f", did you mean {match[0]!r}?" if match else f" (known: {', '.join(known)})"

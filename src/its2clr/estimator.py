@@ -124,8 +124,8 @@ class ItS2CLR:
 
     @cached_property
     def _stages(self) -> Any:
+        from its2clr.run.names import REFINED
         from its2clr.run.opening import open_run
-        from its2clr.run.stages import REFINED
 
         self._refuse_model_file()
         stages = open_run(self.run, quiet=not self.verbose)
@@ -148,7 +148,7 @@ class ItS2CLR:
 
     def _features(self, bags: Cohort) -> Any:
         from its2clr.predict.inference import represent_bags
-        from its2clr.run.stages import REFINED
+        from its2clr.run.names import REFINED
 
         if self._deployed is not None:
             model, engine = self._deployed
@@ -158,7 +158,7 @@ class ItS2CLR:
     def _scores(self, bags: Cohort) -> Any:
         from its2clr.predict.inference import score_bags
         from its2clr.run.evaluation import Scores
-        from its2clr.run.stages import REFINED
+        from its2clr.run.names import REFINED
 
         if self._deployed is not None:
             model, engine = self._deployed

@@ -51,3 +51,15 @@ def hash_files(*paths: Path) -> str:
     for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """What a run logged in metrics.jsonl, epoch by epoch; the line that a killed run was writing is left out."""
+    path = run / "metrics.jsonl"
+    entries = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return entries

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from its2clr.aggregators.data import BagFeatures
+from its2clr.bag_features import BagFeatures
 
 
 @pytest.fixture(autouse=True, scope="session")

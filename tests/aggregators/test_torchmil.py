@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from its2clr.aggregators import create_aggregator
-from its2clr.aggregators.config import AggregatorTraining
-from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.aggregators.training import train_aggregators
+from its2clr.bag_features import BagFeatures
+from its2clr.config import AggregatorTraining
 from its2clr.errors import InputError
 
 torchmil_models = pytest.importorskip("torchmil.models")

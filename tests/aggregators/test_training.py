@@ -6,12 +6,11 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from its2clr.aggregators import aggregator_names, stacked, training
-from its2clr.aggregators.config import AggregatorTraining
-from its2clr.aggregators.data import BagFeatures
-from its2clr.aggregators.stacked import build
-from its2clr.aggregators.steps import padded_length
+from its2clr.aggregators.stacked import build, padded_length
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.aggregators.training import bag_aucs, draw_bags, train_aggregators
+from its2clr.bag_features import BagFeatures
+from its2clr.config import AggregatorTraining
 from its2clr.errors import InputError, TrainingError
 from its2clr.seeds import numpy_generator
 

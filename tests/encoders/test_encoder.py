@@ -2,7 +2,7 @@ import pytest
 import torch
 from tests.conftest import TINY
 
-from its2clr.config import EncoderConfig, parse_override, resolve_config
+from its2clr.config import EncoderConfig
 from its2clr.encoders import create_encoder, extract_features
 from its2clr.encoders.encoder import check_tile_size
 from its2clr.encoders.extraction import pass_size
@@ -10,6 +10,7 @@ from its2clr.encoders.weights import check_same_network, create_network, load_ne
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
 from its2clr.files import hash_files
+from its2clr.settings import parse_override, resolve_config
 from its2clr.tile_store import TileStore
 
 
@@ -54,7 +55,7 @@ def test_tiles_are_normalised_with_the_encoders_constants():
 
 
 def test_gradients_reach_every_parameter_of_the_encoder(network):
-    from its2clr.refine.supcon import supervised_contrastive_loss
+    from its2clr.losses.supcon import supervised_contrastive_loss
 
     _, embeddings = network.train()(torch.rand(8, 3, 32, 32))
     supervised_contrastive_loss(embeddings, torch.arange(8) % 2, None, 0.2).backward()
@@ -73,7 +74,7 @@ def test_instance_norm_features_do_not_depend_on_the_rest_of_the_batch():
 
 def test_saved_networks_come_back_equal(network, tmp_path):
     path = tmp_path / "encoder.safetensors"
-    save_network(path, network, resolve_config("demo", TINY), {"name": "simclr"})
+    save_network(path, network, resolve_config("demo", TINY), {"name": "start"})
     loaded = load_network(path)
     images = torch.rand(3, 3, 32, 32)
     for one, other in zip(network.eval()(images), loaded.eval()(images), strict=True):

@@ -15,13 +15,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 from its2clr.cli import app
-from its2clr.config import EncoderConfig, ProjectorConfig, RunConfig, resolve_config
+from its2clr.config import EncoderConfig, ProjectorConfig, RunConfig
 from its2clr.encoder_export.timm_folder import write_timm_folder
 from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.foreign import load_weights, match_weights, report_weights
 from its2clr.encoders.weight_files import read_weights, released_with, with_constants
 from its2clr.encoders.weights import create_network, save_network
 from its2clr.errors import InputError
+from its2clr.settings import resolve_config
 
 TILES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)).double()
 VIT = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 2}

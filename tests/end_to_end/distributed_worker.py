@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from its2clr.losses.supcon import gathered_supervised_contrastive_loss
 from its2clr.pretrain.simclr import simclr_objective
-from its2clr.refine.supcon import gathered_supervised_contrastive_loss
 
 
 def losses(network, data, rows):

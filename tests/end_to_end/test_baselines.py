@@ -7,7 +7,7 @@ import torch
 from tests.conftest import TINY
 
 from its2clr.cohort import Cohort
-from its2clr.refine import algorithm
+from its2clr.refine import learner
 from its2clr.run.opening import open_run
 from its2clr.training import EpochResult
 
@@ -34,7 +34,7 @@ def batches(tiny_cohort, start, tmp_path, monkeypatch):
                 step.network.module.encoder.backbone.conv1.weight.mul_(1 + 0.1 * len(seen))
             return EpochResult(loss=1.0, spread=1.0, tiles_per_second=1.0, seconds=1.0)
 
-        monkeypatch.setattr(algorithm, "train_epoch", instead_of_training)
+        monkeypatch.setattr(learner, "train_epoch", instead_of_training)
         run = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         settings = [*TINY, *REFINE, f"pretrain.start={start}", *switches]
         open_run(run, tiny_cohort, "demo", settings, quiet=True).refine()

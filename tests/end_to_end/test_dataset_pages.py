@@ -13,7 +13,7 @@ from PIL import Image
 from its2clr.cli import app
 from its2clr.cohort import read_manifest
 from its2clr.cohort.slides import read_slide_manifest
-from its2clr.config import resolve_config
+from its2clr.settings import resolve_config
 
 PAGES = Path(__file__).parents[2] / "docs" / "datasets"
 
@@ -40,7 +40,7 @@ def test_commands_can_be_given(page):
     found = commands(page)
     assert {words[0] for words in found} == {"cohort", "doctor", "fit"}
     for words in found:
-        command, context = root, root.make_context("its2clr", [], resilient_parsing=True)
+        command, context = root, root.make_context("refined", [], resilient_parsing=True)
         rest = list(words)
         while hasattr(command, "commands"):
             command = command.commands[rest.pop(0)]

@@ -41,7 +41,7 @@ def test_a_whole_fit_runs_in_two_processes(tiny_cohort, tmp_path):
     run = tmp_path / "run"
     result = its2clr("fit", tiny_cohort, "--out", run, *tiny_settings(), processes=2)
     results = json.loads((run / "results.json").read_text())
-    assert 0 <= results["its2clr"]["test"]["bag_auc"] <= 1
+    assert 0 <= results["refined"]["test"]["bag_auc"] <= 1
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines if line["stage"] == "refine"] == [1, 2, 3, 4]  # one writer only
     assert result.stdout.count("results in") == 1

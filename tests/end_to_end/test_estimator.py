@@ -30,10 +30,10 @@ def test_predictions_agree_with_evaluation(model, tiny_cohort):
     assert len(instances) == test.n_instances
     assert instances["probability"].between(0, 1).all()
     model.evaluate()
-    bags = pd.read_csv(model.run / "bag_predictions.csv").query("encoder == 'its2clr' and split == 'test'")
+    bags = pd.read_csv(model.run / "bag_predictions.csv").query("encoder == 'refined' and split == 'test'")
     assert bags["bag_id"].tolist() == test.bags["bag_id"].tolist()
     assert np.allclose(bags["probability"], probabilities[:, 1])
-    written = pd.read_parquet(model.run / "predictions.parquet").query("encoder == 'its2clr' and split == 'test'")
+    written = pd.read_parquet(model.run / "predictions.parquet").query("encoder == 'refined' and split == 'test'")
     assert np.allclose(written["probability"], instances["probability"])
     assert model.predict(test).tolist() == (probabilities[:, 1] > 0.5).astype(int).tolist()
 

@@ -22,6 +22,7 @@ from its2clr.cohort.tiles import write_feature_tiles
 from its2clr.config import EngineConfig
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.engine.devices import Engine
+from its2clr.engine.training_state import TrainingState
 from its2clr.errors import InputError
 from its2clr.maps.geojson import write_geojsons
 from its2clr.maps.source import open_source
@@ -29,7 +30,6 @@ from its2clr.predict.model_file import load_model
 from its2clr.predict.model_of_run import export_model
 from its2clr.predict.predict import predict
 from its2clr.predict.tiling import Tiling
-from its2clr.run.directory import TrainingState
 from its2clr.run.evaluation import evaluate
 from its2clr.run.opening import open_run
 from its2clr.run.scores import Model
@@ -96,8 +96,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_aggregators_learn_from_them(run: Path) -> None:
     results = json.loads((run / "results.json").read_text())
-    assert results["start"] == "Frozen features"
-    assert results["simclr"]["test"]["bag_auc"] > 0.9
+    assert results["names"]["start"] == "Frozen features"
+    assert results["start"]["test"]["bag_auc"] > 0.9
     scores = pd.read_parquet(run / "predictions.parquet")
     positive = scores[scores["bag_id"].isin([f"bag-{number:02d}" for number in range(1, 36, 2)])]
     first_row = positive["y"] == 64
@@ -123,8 +123,8 @@ def test_geojson_and_maps_are_where_the_tiles_are(run: Path, tmp_path: Path) -> 
     call("map", run, "--bag", "bag-07", "--out", tmp_path / "maps", "--longest", 640)
     assert (tmp_path / "maps" / "maps.png").is_file()
     source = open_source(run)
-    with pytest.raises(InputError, match="no model 'its2clr'"):
-        source.choose_models(["its2clr"])
+    with pytest.raises(InputError, match="no model 'refined'"):
+        source.choose_models(["refined"])
     write_geojsons(source, ["bag-07"], source.best_first, tmp_path / "regions", threshold=0.5, only="regions")
     regions = json.loads((tmp_path / "regions" / "bag-07.geojson").read_text())["features"]
     area = shapely.union_all([shapely.from_geojson(json.dumps(one["geometry"])) for one in regions])
@@ -181,9 +181,9 @@ def test_a_model_of_torchmil_beside_the_runs_own(run: Path, tmp_path: Path) -> N
     call("aggregate", "--out", copy, "--aggregator", "torchmil:ABMIL")
     call("evaluate", copy)
     results = json.loads((copy / "results.json").read_text())
-    assert results["simclr"]["aggregators"]["torchmil:ABMIL"]["bag_auc"] > 0.8
-    call("map", copy, "--bag", "bag-07", "--model", "simclr+torchmil:ABMIL", "--full-scale")
-    model = load_model(export_model(copy, tmp_path / "abmil.its2clr", Model("simclr", "torchmil:ABMIL")))
+    assert results["start"]["aggregators"]["torchmil:ABMIL"]["bag_auc"] > 0.8
+    call("map", copy, "--bag", "bag-07", "--model", "start+torchmil:ABMIL", "--full-scale")
+    model = load_model(export_model(copy, tmp_path / "abmil.its2clr", Model("start", "torchmil:ABMIL")))
     assert model.aggregators.name == "torchmil:ABMIL"
     predicted = predict(model, copy / "cohort", tmp_path / "found", quiet=True)
     wanted = pd.read_csv(copy / "bag_predictions.csv").query("aggregator == 'torchmil:ABMIL'").set_index("bag_id")
@@ -230,14 +230,14 @@ def test_a_killed_refinement_of_the_adapter_goes_on_the_same(
         with pytest.raises(KeyboardInterrupt):
             stages.refine()
     open_run(tmp_path / "killed", quiet=True).refine()
-    paths = [tmp_path / name / "checkpoints" / "encoder-its2clr.safetensors" for name in ("whole", "killed")]
+    paths = [tmp_path / name / "checkpoints" / "encoder-refined.safetensors" for name in ("whole", "killed")]
     one, other = (load_checkpoint(path)[0] for path in paths)
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_a_runs_own_features_become_a_cohort(evaluated_run: Path, tmp_path: Path) -> None:
-    call("cohort", "features", tmp_path / "own", "--from-run", evaluated_run, "--encoder", "its2clr")
+    call("cohort", "features", tmp_path / "own", "--from-run", evaluated_run, "--encoder", "refined")
     own = Cohort.open(tmp_path / "own")
     tiles = Cohort.open(json.loads((evaluated_run / "results.json").read_text())["cohort"]["path"])
     assert own.kind == "features"
@@ -247,18 +247,18 @@ def test_a_runs_own_features_become_a_cohort(evaluated_run: Path, tmp_path: Path
     stages = open_run(tmp_path / "run", tmp_path / "own", None, SETTINGS, quiet=True)
     stages.fit()
     results = evaluate(stages)
-    assert {"simclr", "its2clr", "health"} <= results.keys()
+    assert {"start", "refined", "health"} <= results.keys()
     # the start is the features as they are
     split = own.split("test").without_labels()
-    held = open_run(evaluated_run, quiet=True).features("its2clr", tiles.split("test").without_labels())
-    np.testing.assert_array_equal(stages.features("simclr", split).features.numpy(), held.features.numpy())
+    held = open_run(evaluated_run, quiet=True).features("refined", tiles.split("test").without_labels())
+    np.testing.assert_array_equal(stages.features("start", split).features.numpy(), held.features.numpy())
 
 
 def test_an_adapter_is_no_weights_and_says_what_it_is_for(run: Path, tmp_path: Path) -> None:
     stages = open_run(tmp_path / "run", run / "cohort", None, {**SETTINGS, "refine.epochs": 2}, quiet=True)
     stages.refine()
-    refined = tmp_path / "run" / "checkpoints" / "encoder-its2clr.safetensors"
-    start = "pretrain.start=RUN/checkpoints/encoder-its2clr.safetensors"
+    refined = tmp_path / "run" / "checkpoints" / "encoder-refined.safetensors"
+    start = "pretrain.start=RUN/checkpoints/encoder-refined.safetensors"
     for path, kind, said in (
         (run / "model.its2clr", "model", (f"its2clr predict {run / 'model.its2clr'} FEATURES", start)),
         (refined, "checkpoint", ("its2clr predict RUN FEATURES", f"pretrain.start={refined}")),
@@ -275,7 +275,7 @@ def test_an_adapter_is_no_weights_and_says_what_it_is_for(run: Path, tmp_path: P
     again = {**SETTINGS, "pretrain.start": str(refined)}
     open_run(tmp_path / "again", run / "cohort", None, again, quiet=True).pretrain()
     one, other = (
-        load_checkpoint(path)[0] for path in (refined, tmp_path / "again/checkpoints/encoder-simclr.safetensors")
+        load_checkpoint(path)[0] for path in (refined, tmp_path / "again/checkpoints/encoder-start.safetensors")
     )
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
@@ -318,5 +318,5 @@ def test_refining_the_adapter_finds_more_positives(tmp_path: Path) -> None:
     stages = open_run(tmp_path / "run", cohort, "features", settings, quiet=True)
     stages.fit()
     results = evaluate(stages, of_features=False)
-    frozen, refined = (results[name]["aggregators"]["top_k"]["instance_auc"] for name in ("simclr", "its2clr"))
+    frozen, refined = (results[name]["aggregators"]["top_k"]["instance_auc"] for name in ("start", "refined"))
     assert refined > frozen + 0.1

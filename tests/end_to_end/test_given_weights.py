@@ -9,8 +9,9 @@ from tests.conftest import TINY
 
 from its2clr.encoders.weights import load_network
 from its2clr.errors import InputError
-from its2clr.run.directory import RunDirectory, read_run_config
+from its2clr.run.directory import RunDirectory
 from its2clr.run.opening import open_run
+from its2clr.run.saved import read_run_config
 
 OPTIONS = {"channels": [8, 8, 16, 16], "stem_width": 8}
 
@@ -31,12 +32,12 @@ def begin(run, cohort, folder, *settings):
 def test_refinement_starts_straight_from_the_weights(tiny_cohort, folder, tmp_path):
     stages = begin(tmp_path / "run", tiny_cohort, folder, "pretrain.epochs=0", "refine.epochs=2")
     stages.refine()
-    start = load_network(stages.run.checkpoint("encoder-simclr"))
+    start = load_network(stages.run.checkpoint("encoder-start"))
     source = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0, **OPTIONS)
     for name, tensor in source.state_dict().items():
         assert torch.equal(start.encoder.backbone.state_dict()[name], tensor), name
     assert torch.allclose(start.encoder.mean.flatten(), torch.tensor([0.6, 0.5, 0.4]))
-    refined = load_network(stages.run.checkpoint("encoder-its2clr"))
+    refined = load_network(stages.run.checkpoint("encoder-refined"))
     assert torch.equal(refined.encoder.mean, start.encoder.mean)
 
     report = json.loads((tmp_path / "run" / "weights.json").read_text())
@@ -49,15 +50,15 @@ def test_refinement_starts_straight_from_the_weights(tiny_cohort, folder, tmp_pa
 
 def test_a_stopped_pretraining_goes_on_without_the_file(tiny_cohort, folder, tmp_path, monkeypatch):
     begin(tmp_path / "whole", tiny_cohort, folder).pretrain()
-    whole = load_network(tmp_path / "whole" / "checkpoints" / "encoder-simclr.safetensors")
+    whole = load_network(tmp_path / "whole" / "checkpoints" / "encoder-start.safetensors")
 
     class StoppedError(Exception):
         pass
 
     log = RunDirectory.log
 
-    def stop(self, stage, epoch, epochs, values):
-        log(self, stage, epoch, epochs, values)
+    def stop(self, stage, epoch, *values):
+        log(self, stage, epoch, *values)
         if epoch == 2:
             raise StoppedError
 
@@ -67,7 +68,7 @@ def test_a_stopped_pretraining_goes_on_without_the_file(tiny_cohort, folder, tmp
     monkeypatch.undo()
     folder.rename(tmp_path / "moved")
     begin(tmp_path / "stopped", tiny_cohort, folder).pretrain()
-    stopped = load_network(tmp_path / "stopped" / "checkpoints" / "encoder-simclr.safetensors")
+    stopped = load_network(tmp_path / "stopped" / "checkpoints" / "encoder-start.safetensors")
     for name, tensor in whole.state_dict().items():
         assert torch.equal(stopped.state_dict()[name], tensor), name
     fresh = timm.create_model(f"local-dir:{tmp_path / 'moved'}", pretrained=True, num_classes=0, **OPTIONS)

@@ -33,7 +33,7 @@ def test_fit_on_real_bags_from_zip_to_results(tmp_path):
     its2clr("fit", tmp_path / "cohort", "--out", tmp_path / "run", *tiny_settings())
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["cohort"]["splits"]["test"]["bags"] == 12
-    for encoder in ("simclr", "its2clr"):
+    for encoder in ("start", "refined"):
         assert 0 <= results[encoder]["test"]["bag_auc"] <= 1
         assert 0 <= results[encoder]["test"]["instance_auc"] <= 1
 
@@ -45,7 +45,7 @@ def test_fit_on_real_bags_from_zip_to_results(tmp_path):
     its2clr("predict", tmp_path / "run" / "model.its2clr", tmp_path / "new", "--out", tmp_path / "predictions")
     its2clr("score", tmp_path / "predictions", tmp_path / "new.csv", *options[:2])
     scores = json.loads((tmp_path / "predictions" / "scores.json").read_text())
-    tested = pd.read_csv(tmp_path / "run" / "bag_predictions.csv").query("split == 'test' and encoder == 'its2clr'")
+    tested = pd.read_csv(tmp_path / "run" / "bag_predictions.csv").query("split == 'test' and encoder == 'refined'")
     assert scores["bags"]["scored"] == 12
     assert scores["bag"]["auc"] == pytest.approx(roc_auc_score(tested["label"], tested["probability"]))
     assert scores["instances"]["without_label"] == 0

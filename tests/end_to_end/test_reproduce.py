@@ -14,10 +14,10 @@ from tests.end_to_end.commands import command, environment, its2clr
 from tests.end_to_end.test_promises import change_labels
 
 from its2clr.cohort import Cohort
-from its2clr.config import resolve_config
 from its2clr.experiments.execute import LOST, Task, execute
 from its2clr.experiments.plan import Job
 from its2clr.experiments.spec import Resampling, experiments
+from its2clr.settings import resolve_config
 
 SIX_MINUTES = 360
 

@@ -56,7 +56,7 @@ def test_a_killed_run_resumed_equals_an_uninterrupted_one(tiny_cohort, tmp_path,
     one, other = (json.loads((run / "results.json").read_text()) for run in (whole, killed))
     assert one.pop("seconds").keys() == other.pop("seconds").keys()  # how long it took is not the same
     assert one == other
-    for name in ("encoder-simclr", "encoder-its2clr"):
+    for name in ("encoder-start", "encoder-refined"):
         tensors = [load_checkpoint(run / "checkpoints" / f"{name}.safetensors")[0] for run in (whole, killed)]
         assert all(np.array_equal(tensors[0][key], tensors[1][key]) for key in tensors[0])
     tables = [pd.read_parquet(run / "predictions.parquet") for run in (whole, killed)]

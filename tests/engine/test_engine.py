@@ -1,23 +1,34 @@
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from tests.conftest import TINY
 from torch import nn
 
-from its2clr.config import resolve_config
 from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.weights import create_network
 from its2clr.engine.checkpoint import load_checkpoint, save_checkpoint
 from its2clr.engine.devices import Engine, share_batch_norm
 from its2clr.engine.guard import CollapseGuard, embedding_spread
+from its2clr.engine.training_state import TrainingState
 from its2clr.errors import InputError, TrainingError
 from its2clr.files import atomic_path
-from its2clr.run.directory import RunDirectory, TrainingState
+from its2clr.run.directory import RunDirectory
 from its2clr.seeds import derive_seed
+from its2clr.settings import resolve_config
 from its2clr.tile_store import TileStore
 from its2clr.training import Batches, TrainingStep, train_epoch
+
+
+@dataclass
+class Found:
+    """What a training may have found."""
+
+    extra: torch.Tensor | None = None
+    best: float | None = None
+    epochs_collapsed: int = 0
 
 
 @pytest.fixture
@@ -85,17 +96,16 @@ def test_a_resumed_optimiser_goes_on_as_if_nothing_happened(run):
     for seed in range(4):
         step(network, optimiser, seed)
     other, other_optimiser = build()
-    state = TrainingState(run, "test", other, other_optimiser)
+    state = TrainingState(run, "test", other, other_optimiser, Found())
     assert state.resume() == 0
     for seed in range(2):
         step(other, other_optimiser, seed)
-    state.tensors["extra"] = torch.ones(2)
-    state.notes["best"] = 0.5
+    state.found.extra, state.found.best = torch.ones(2), 0.5
     state.save(2)
     fresh, fresh_optimiser = build()
-    resumed = TrainingState(run, "test", fresh, fresh_optimiser)
+    resumed = TrainingState(run, "test", fresh, fresh_optimiser, Found())
     assert resumed.resume() == 2
-    assert (resumed.notes, resumed.tensors["extra"].tolist()) == ({"best": 0.5}, [1, 1])
+    assert (resumed.found.best, resumed.found.extra.tolist()) == (0.5, [1, 1])
     for seed in range(2, 4):
         step(fresh, fresh_optimiser, seed)
     assert torch.equal(network.weight, fresh.weight)
@@ -119,7 +129,7 @@ def test_stages_are_remembered(run):
 
 
 def test_collapse_is_seen_after_some_epochs_and_stops_with_advice():
-    guard = CollapseGuard("refine", rows=101, patience=2)
+    guard = CollapseGuard("refine", 101, 2, Found())
     guard.check(1, math.log(100), spread=0.001)
     guard.check(2, math.log(100), spread=0.5)  # spread again: the count starts anew
     guard.check(3, math.log(100), spread=0.001)
@@ -128,7 +138,7 @@ def test_collapse_is_seen_after_some_epochs_and_stops_with_advice():
 
 
 def test_a_healthy_training_is_not_stopped():
-    guard = CollapseGuard("refine", rows=101, patience=1)
+    guard = CollapseGuard("refine", 101, 1, Found())
     for epoch in range(20):
         guard.check(epoch, 3.0, spread=0.001)
         guard.check(epoch, math.log(100), spread=0.4)
@@ -221,11 +231,11 @@ def test_a_damaged_config_is_said(run):
 def test_going_on_with_another_number_of_processes_is_refused(run):
     network = nn.Linear(2, 2)
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
-    TrainingState(run, "refine", network, optimiser).save(1)
+    TrainingState(run, "refine", network, optimiser, Found()).save(1)
     tensors, state = load_checkpoint(run.checkpoint("refine"))
     save_checkpoint(run.checkpoint("refine"), tensors, {**state, "processes": 4})
     with pytest.raises(InputError, match=r"begun by 4 process\(es\)"):
-        TrainingState(run, "refine", network, optimiser).resume()
+        TrainingState(run, "refine", network, optimiser, Found()).resume()
 
 
 def test_a_batch_too_small_for_its_processes_is_said():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.conftest import TINY
 
-from its2clr.config import DinoConfig, EngineConfig, resolve_config
+from its2clr.config import DinoConfig, EngineConfig
 from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import create_network
 from its2clr.engine.checkpoint import load_optimiser, optimiser_tensors
@@ -15,6 +15,7 @@ from its2clr.engine.devices import Engine
 from its2clr.errors import TrainingError
 from its2clr.pretrain.loop import prepare
 from its2clr.pretrain.simclr import simclr_objective
+from its2clr.settings import resolve_config
 from its2clr.tile_store import TileStore
 from its2clr.training import Batches, TrainingStep, train_epoch
 

@@ -8,10 +8,10 @@ import yaml
 from pydantic import ValidationError
 
 from its2clr.aggregators import aggregator_names
-from its2clr.config import resolve_config
 from its2clr.errors import InputError
 from its2clr.experiments.metrics import METRICS
 from its2clr.experiments.spec import Cell, Experiment, datasets, experiments, methods, read_budget, select, starts
+from its2clr.settings import resolve_config
 
 LABELS = {
     "tab:calsscollision", "tab:mainresult", "tab:aggregator_results", "tab:instance_test", "tab:e2e_comp",

@@ -127,7 +127,7 @@ def test_metrics_are_found_in_results():
             {"epoch": 3, "improved": True, "instance_auc": 0.8},
             {"epoch": 6, "improved": False, "instance_auc": 0.85},
         ],
-        "its2clr": {
+        "refined": {
             "test": {"bag": {"auc": summary}},
             "aggregators": {"max": {"bag": {"auc": {**summary, "mean": 0.7}}}},
             "linear_probe": {"dice": 0.4},

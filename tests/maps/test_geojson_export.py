@@ -108,24 +108,24 @@ def test_regions_lie_on_the_shapes_and_come_back_from_geopandas_and_our_own_read
 
 def test_tiles_carry_every_model_and_the_first_one_decides(tmp_path):
     coords = [(0, 0), (8, 0), (16, 0)]
-    models = {"its2clr": make_scores(coords, [0.9, 0.5, 0.1]), "simclr": make_scores(coords, [0.1, 0.2, 0.75])}
+    models = {"refined": make_scores(coords, [0.9, 0.5, 0.1]), "start": make_scores(coords, [0.1, 0.2, 0.75])}
     write_geojson(tmp_path / "a.geojson", models, 0.5)
     document = load(tmp_path / "a.geojson")
     check_rfc7946(document)
     check_qupath(document)
     (region,) = parts(document, "annotation")
     assert region["properties"]["measurements"] == {
-        "its2clr mean probability": 0.7,
-        "its2clr max probability": 0.9,
+        "refined mean probability": 0.7,
+        "refined max probability": 0.9,
         "tiles": 2,
     }
     assert region["properties"]["classification"]["name"] == "Positive"
     tiles = [feature["properties"] for feature in parts(document, "tile")]
     assert [tile["classification"]["name"] for tile in tiles] == ["Positive", "Positive", "Negative"]
     assert [tile["measurements"] for tile in tiles] == [
-        {"its2clr probability": 0.9, "simclr probability": 0.1},
-        {"its2clr probability": 0.5, "simclr probability": 0.2},
-        {"its2clr probability": 0.1, "simclr probability": 0.75},
+        {"refined probability": 0.9, "start probability": 0.1},
+        {"refined probability": 0.5, "start probability": 0.2},
+        {"refined probability": 0.1, "start probability": 0.75},
     ]
 
 

@@ -130,15 +130,15 @@ def test_names_of_bags_do_not_leave_the_folder(strange, tmp_path):
     assert len(files) == 4 * len(NAMES) + 1
     for name in NAMES:
         assert bag_file(out / "geojson", name, ".geojson") in files
-        with tifffile.TiffFile(bag_file(out / "maps/overlays/its2clr/colour", name, ".ome.tiff")) as file:
+        with tifffile.TiffFile(bag_file(out / "maps/overlays/refined/colour", name, ".ome.tiff")) as file:
             assert file.is_ome
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
 def test_a_run_is_shown_with_all_its_models(evaluated_run, tmp_path):
     source = open_source(evaluated_run)
-    assert [(model.name, model.title) for model in source.models] == [("simclr", "SimCLR"), ("its2clr", "ItS2CLR")]
-    assert source.best.name == "its2clr"
+    assert [(model.name, model.title) for model in source.models] == [("start", "SimCLR"), ("refined", "ItS2CLR")]
+    assert source.best.name == "refined"
     test = Cohort.open(source.places["slide_040"].cohort.path).split("test").bags
     chosen = source.choose_bags(None)
     assert sorted(chosen) == sorted(test["bag_id"])
@@ -161,7 +161,7 @@ def test_what_is_not_there_is_said(evaluated_run, tmp_path):
         source.choose_bags(["x"])
     with pytest.raises(InputError, match="unknown split 'tests'"):
         source.choose_bags(None, "tests")
-    with pytest.raises(InputError, match="no model 'max'; there are simclr, its2clr"):
+    with pytest.raises(InputError, match="no model 'max'; there are start, refined"):
         source.choose_models(["max"])
     with pytest.raises(InputError, match="threshold is a probability"):
         write_maps(source, ["slide_040"], source.usual, tmp_path, threshold=2)
@@ -232,19 +232,19 @@ def run_command(*arguments):
 def test_the_commands_leave_their_files(evaluated_run, tmp_path):
     out = tmp_path / "maps"
     bag = ["--bag", "slide_040"]
-    said = run_command("map", evaluated_run, *bag, "--full-scale", "--model", "its2clr", "--out", out)
+    said = run_command("map", evaluated_run, *bag, "--full-scale", "--model", "refined", "--out", out)
     assert said.exit_code == 0, said.exception
     assert str(out / "maps.png") in said.stdout
     assert sorted(str(path.relative_to(out)) for path in out.rglob("*.*")) == [
         "bags/slide_040.png",
         "maps.png",
-        "overlays/its2clr/colour/slide_040.ome.tiff",
-        "overlays/its2clr/probability/slide_040.ome.tiff",
+        "overlays/refined/colour/slide_040.ome.tiff",
+        "overlays/refined/probability/slide_040.ome.tiff",
     ]
     assert "2 files" in run_command("geojson", evaluated_run, "--limit", "2", "--out", tmp_path / "geojson").stdout
     document = json.loads(next((tmp_path / "geojson").iterdir()).read_text())
     tile = document["features"][-1]["properties"]
-    assert list(tile["measurements"]) == ["its2clr probability", "simclr probability"]
+    assert list(tile["measurements"]) == ["refined probability", "start probability"]
     failed = run_command("map", evaluated_run, "--bag", "nobody")
     assert "no predictions for bag 'nobody'" in str(failed.exception)
 

@@ -214,8 +214,8 @@ def test_from_a_model_to_scores_on_the_command_line(evaluated_run, tiny_cohort, 
     said = CliRunner().invoke(app, [str(word) for word in words])
     assert said.exit_code == 0, said.exception
     found = json.loads((out / "scores.json").read_text())
-    test = pd.read_csv(evaluated_run / "bag_predictions.csv").query("split == 'test' and encoder == 'its2clr'")
-    tiles = pd.read_parquet(evaluated_run / "predictions.parquet").query("split == 'test' and encoder == 'its2clr'")
+    test = pd.read_csv(evaluated_run / "bag_predictions.csv").query("split == 'test' and encoder == 'refined'")
+    tiles = pd.read_parquet(evaluated_run / "predictions.parquet").query("split == 'test' and encoder == 'refined'")
     assert found["bag"]["auc"] == pytest.approx(roc_auc_score(test["label"], test["probability"]))
     assert found["instance"]["auc"] == pytest.approx(roc_auc_score(tiles["label"], tiles["probability"]))
     assert found["bags"]["scored"] == len(test)

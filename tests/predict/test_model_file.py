@@ -62,7 +62,7 @@ def test_it_holds_the_runs_weights_and_equal_models_give_equal_bytes(model_file,
     assert len(loaded.aggregators.seeds) == 2
     for name, tensor in made.aggregators.state.items():
         assert torch.equal(tensor, loaded.aggregators.state[name])
-    other = model_of_run(evaluated_run, Model("simclr", "dsmil"))
+    other = model_of_run(evaluated_run, Model("start", "dsmil"))
     assert other.description.method == "SimCLR"
     assert other.fingerprint != made.fingerprint
 
@@ -77,7 +77,7 @@ def test_it_is_a_plain_archive_of_json_and_safetensors(model_file, parts, evalua
     assert described["format"] == 1
     assert described["tiling"] == {**described["tiling"], "kind": "slides", "tile_size": 32, "mpp": 1.0}
     results = json.loads((evaluated_run / "results.json").read_text())
-    assert described["metrics"]["bag_auc"] == results["its2clr"]["test"]["bag_auc"]
+    assert described["metrics"]["bag_auc"] == results["refined"]["test"]["bag_auc"]
     assert described["cohort"]["splits"]["train"] == {"bags": 24, "positive_bags": 12, "instances": 384}
 
 
@@ -90,7 +90,7 @@ def test_no_patient_and_no_path_leaves_the_house(parts, evaluated_run):
 
 def test_calibration_and_threshold_are_of_validation_bags_alone(model_file, evaluated_run, tmp_path, monkeypatch):
     table = pd.read_csv(evaluated_run / "bag_predictions.csv", converters={"probability": float})
-    chosen = table.query("encoder == 'its2clr' and split == 'val'")
+    chosen = table.query("encoder == 'refined' and split == 'val'")
     loaded = load_model(model_file)
     assert loaded.calibration == fit_calibration(chosen["label"], chosen["probability"])
     assert loaded.calibration.bags == 16
@@ -223,7 +223,7 @@ def test_what_a_cohort_says_of_its_tiling(tmp_path):
 
 
 def test_a_missing_plugin_is_named(parts, tmp_path, monkeypatch):
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    monkeypatch.setattr(base.AGGREGATORS, "_known", dict(base.AGGREGATORS._known))
     described = json.loads(parts["model.json"])
     aggregator = {**described["aggregator"], "name": "ours"}
     path = write(tmp_path / "ours.its2clr", changed(parts, aggregator=aggregator, plugins=["ours_of_model_file.py"]))

@@ -43,7 +43,7 @@ def read_problems(folder):
     return pd.read_csv(folder / "problems.csv", dtype=str, keep_default_na=False)
 
 
-def expected(run, encoder="its2clr"):
+def expected(run, encoder="refined"):
     bags = pd.read_csv(run / "bag_predictions.csv", converters={"probability": float})
     instances = pd.read_parquet(run / "predictions.parquet")
     return bags[bags["encoder"] == encoder], instances[instances["encoder"] == encoder]

@@ -7,9 +7,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
-from its2clr.config import DinoConfig, PretrainConfig, resolve_config
+from its2clr.config import DinoConfig, PretrainConfig
 from its2clr.encoders.weights import create_network
 from its2clr.pretrain.loop import prepare
+from its2clr.settings import resolve_config
 
 METHODS = ("moco", "byol", "dino", "bag_labels")
 DINO = DinoConfig(hidden_dim=16, bottleneck_dim=8, output_dim=12, local_views=1)

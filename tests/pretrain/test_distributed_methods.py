@@ -43,5 +43,5 @@ def test_a_pretraining_with_momentum_queue_and_checks_runs_in_two_processes(tiny
     changes = ("method=moco", "queue_size=64", "check_every=1", "check_epochs=1", "epochs=1")
     settings = [part for change in changes for part in ("--set", f"pretrain.{change}")]
     result = its2clr("pretrain", tiny_cohort, "--out", tmp_path / "run", *tiny_settings(), *settings, processes=2)
-    assert (tmp_path / "run" / "checkpoints" / "encoder-simclr.safetensors").is_file()
+    assert (tmp_path / "run" / "checkpoints" / "encoder-start.safetensors").is_file()
     assert result.stdout.count("pretrain: moco on") == 1

@@ -9,14 +9,15 @@ from tests.conftest import TINY
 from tests.refine.test_finetuning import stop_after
 
 from its2clr.cohort.synthetic.packing import make_synthetic
-from its2clr.config import DinoConfig, PretrainConfig, resolve_config
+from its2clr.config import DinoConfig, PretrainConfig
 from its2clr.encoders.encoder import check_tile_size, create_encoder
 from its2clr.encoders.weights import create_network
 from its2clr.engine.checkpoint import load_checkpoint
-from its2clr.engine.guard import contrasted_rows
 from its2clr.errors import InputError, TrainingError
-from its2clr.pretrain.loop import METHODS, prepare
+from its2clr.pretrain.loop import prepare
+from its2clr.pretrain.method import METHODS
 from its2clr.run.opening import open_run
+from its2clr.settings import resolve_config
 from its2clr.training import warmed_up
 
 DINO = {"hidden_dim": 16, "bottleneck_dim": 8, "output_dim": 12, "local_views": 1}
@@ -42,7 +43,8 @@ def small_cohort(tmp_path_factory):
 def method_of(name, **settings):
     torch.manual_seed(0)
     network = create_network(resolve_config("demo", SETTINGS))
-    return prepare(network, PretrainConfig(method=name, queue_size=10, dino=DinoConfig(**DINO), **settings), 0), network
+    settings = {"queue_size": 10, "dino": DinoConfig(**DINO), **settings}
+    return prepare(network, PretrainConfig(method=name, **settings), 0), network
 
 
 def cosine(one, other):
@@ -131,7 +133,7 @@ def test_the_copy_follows_with_its_momentum(name, start):
         assert torch.equal(copy[0], before)  # still at the end
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHODS.names())
 def test_no_gradient_reaches_a_copy_and_every_other_weight_gets_one(name):
     method, _ = method_of(name)
     images = torch.rand(8, 3, 32, 32)
@@ -152,9 +154,9 @@ def test_what_is_kept():
 
 
 def test_what_collapse_looks_like():
-    assert contrasted_rows(PretrainConfig(method="simclr"), 64) == 128
-    assert contrasted_rows(PretrainConfig(method="moco", queue_size=500), 64) == 502
-    assert contrasted_rows(PretrainConfig(method="byol"), 64) is None
+    assert method_of("simclr")[0].contrasted(64) == 128
+    assert method_of("moco", queue_size=500)[0].contrasted(64) == 502
+    assert method_of("byol")[0].contrasted is None
 
 
 def test_collapse_without_negatives_is_seen_by_the_spread(small_cohort, tmp_path):
@@ -176,14 +178,14 @@ def test_a_training_that_goes_on_equals_one_that_was_not_stopped(small_cohort, t
     whole.pretrain()
     stop_after(stopped.run, "pretrain", 1, stopped.pretrain)
     again.pretrain()
-    for checkpoint in ("pretrain", "encoder-simclr"):
+    for checkpoint in ("pretrain", "encoder-start"):
         (one, notes), (other, other_notes) = (
             load_checkpoint(stages.run.checkpoint(checkpoint)) for stages in (whole, again)
         )
         assert notes == other_notes
         assert one.keys() == other.keys()
         assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
-    assert not list(whole.run.path.glob("checkpoints/*candidate*"))
+    assert not list(whole.run.path.glob("checkpoints/*best*"))
 
 
 def checked(cohort, folder, aucs, monkeypatch, *settings):
@@ -192,7 +194,7 @@ def checked(cohort, folder, aucs, monkeypatch, *settings):
     monkeypatch.setattr("its2clr.pretrain.validation_checks.Checks._measure", lambda self: next(found))
     stages = open_run(folder, cohort, "demo", [*SETTINGS, "pretrain.epochs=6", *settings], quiet=True)
     stages.pretrain()
-    from its2clr.run.directory import read_metrics
+    from its2clr.files import read_metrics
 
     return stages, read_metrics(stages.run.path)
 
@@ -202,7 +204,7 @@ def test_the_best_check_is_kept_and_patience_ends_the_training(small_cohort, tmp
     stages, metrics = checked(small_cohort, tmp_path / "a", [0.7, 0.9, 0.8], monkeypatch, *patient)
     assert [entry["epoch"] for entry in metrics if entry["stage"] == "pretrain_check"] == [2, 4, 6]
     assert max(entry["epoch"] for entry in metrics) == 6
-    kept = load_checkpoint(stages.run.checkpoint("encoder-simclr"))[0]
+    kept = load_checkpoint(stages.run.checkpoint("encoder-start"))[0]
     last = load_checkpoint(stages.run.checkpoint("pretrain"))[0]
     assert not torch.equal(kept["encoder.backbone.conv1.weight"], last["network.encoder.backbone.conv1.weight"])
 
@@ -213,7 +215,7 @@ def test_the_best_check_is_kept_and_patience_ends_the_training(small_cohort, tmp
     again = open_run(tmp_path / "b", small_cohort, "demo", [*SETTINGS, "pretrain.epochs=6", *short], quiet=True)
     before = load_checkpoint(stopped.run.checkpoint("pretrain"))[1]
     assert before["notes"]["best_epoch"] == 2
-    with pytest.raises(InputError, match="candidate-0002"):  # it trains no further, and looks for what it had kept
+    with pytest.raises(InputError, match="best-encoder-0002"):  # it trains no further, and looks for what it had kept
         again.pretrain()
 
 

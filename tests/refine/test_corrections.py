@@ -10,7 +10,8 @@ from its2clr.cli import app
 from its2clr.cohort import Cohort
 from its2clr.errors import InputError
 from its2clr.refine.corrections import read_corrections, trusted_instances
-from its2clr.refine.pseudo_labels import partition, trust, with_trusted
+from its2clr.refine.labels import CorrectedLabels, InstanceLabels
+from its2clr.refine.pseudo_labels import partition
 from its2clr.run.opening import open_corrected
 from its2clr.run.scores import RunScores
 
@@ -118,7 +119,10 @@ def test_trusted_instances_are_always_used_and_nothing_else_moves(seed, ratio):
     labels = np.array([0, 0, 1, 1, 1, 1])[bags]
     scores = generator.random(30).astype(np.float32)
     trusted = np.where(labels == 1, generator.choice([-1, -1, 0, 1], 30), generator.choice([-1, 0], 30)).astype(np.int8)
-    pools = with_trusted(partition(trust(scores, trusted), labels, 0.5, ratio, bags), trusted)
+    source = CorrectedLabels(trusted, iterative=True)
+    known = source.labels(InstanceLabels(scores, 0.5), None)
+    assert (known.probabilities == np.where(trusted < 0, scores, trusted)).all()
+    pools = source.pools(partition(known.probabilities, labels, known.threshold, ratio, bags))
     assert set(np.flatnonzero(trusted == 1)) <= set(pools.pseudo_positive)
     assert set(np.flatnonzero(trusted == 0)) <= set(pools.negative_bag)
     assert not set(np.flatnonzero(trusted == 0)) & {*pools.pseudo_positive, *pools.pseudo_negative}

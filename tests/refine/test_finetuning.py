@@ -4,13 +4,14 @@ import pytest
 import torch
 from tests.conftest import TINY
 
-from its2clr.config import LoraSettings, RefineConfig, resolve_config
+from its2clr.config import LoraSettings, RefineConfig
 from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.weights import create_network, load_network
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.errors import InputError
 from its2clr.refine.finetuning import freeze_until, limit_training, without_lora
 from its2clr.run.opening import open_run
+from its2clr.settings import resolve_config
 
 VIT = [
     *TINY,
@@ -112,9 +113,9 @@ def test_low_rank_changes_are_merged_into_plain_weights():
 def test_a_run_refines_within_its_limits_and_goes_on_as_it_would_have(tiny_cohort, tmp_path, limit):
     whole = open_run(tmp_path / "whole", tiny_cohort, "demo", [*VIT, limit], quiet=True)
     whole.refine()
-    first, refined = (load_checkpoint(whole.run.checkpoint(f"encoder-{name}"))[0] for name in ("simclr", "its2clr"))
+    first, refined = (load_checkpoint(whole.run.checkpoint(f"encoder-{name}"))[0] for name in ("start", "refined"))
     assert first.keys() == refined.keys()
-    load_network(whole.run.checkpoint("encoder-its2clr"))  # plain weights of the configured encoder
+    load_network(whole.run.checkpoint("encoder-refined"))  # plain weights of the configured encoder
     last = load_checkpoint(whole.run.checkpoint("refine"))[0]
     if "lora" in limit:
         base = last["network.encoder.backbone.blocks.1.attn.qkv.base_layer.weight"]

@@ -5,11 +5,12 @@ import pytest
 import torch
 from tests.conftest import TINY
 
-from its2clr.baselines.cross_entropy import cross_entropy_loss
-from its2clr.config import RefineConfig, resolve_config
+from its2clr.config import RefineConfig
 from its2clr.encoders.weights import create_network
 from its2clr.errors import InputError
-from its2clr.refine.objectives import Prepared, find_objective, objective_names, register_objective
+from its2clr.losses.cross_entropy import cross_entropy_loss
+from its2clr.refine.objectives import OBJECTIVES, Prepared, register_objective
+from its2clr.settings import resolve_config
 
 
 def test_cross_entropy_equals_the_slow_reference():
@@ -26,26 +27,26 @@ def test_cross_entropy_equals_the_slow_reference():
 
 def test_heads():
     network = create_network(resolve_config("demo", TINY))
-    prepared = find_objective("supervised_contrastive")(network, RefineConfig(), 0)
+    prepared = OBJECTIVES.find("supervised_contrastive")(network, RefineConfig(), 0)
     assert prepared.network is network
     assert prepared.contrastive
-    other = find_objective("cross_entropy")(network, RefineConfig(), 0)
+    other = OBJECTIVES.find("cross_entropy")(network, RefineConfig(), 0)
     assert other.network.encoder is network.encoder
     assert not other.contrastive
     assert other.network(torch.rand(4, 3, 32, 32))[1].shape == (4, 1)
-    again = find_objective("cross_entropy")(network, RefineConfig(), 0)
+    again = OBJECTIVES.find("cross_entropy")(network, RefineConfig(), 0)
     assert torch.equal(other.network.head.weight, again.network.head.weight)
 
 
 def test_an_unknown_objective_is_named_with_its_closest():
-    assert {"cross_entropy", "supervised_contrastive"} <= set(objective_names())
-    with pytest.raises(InputError, match="no objective named 'cross_entrpy', did you mean 'cross_entropy'"):
-        find_objective("cross_entrpy")
+    assert {"cross_entropy", "supervised_contrastive"} <= set(OBJECTIVES.names())
+    with pytest.raises(InputError, match="unknown objective 'cross_entrpy', did you mean 'cross_entropy'"):
+        OBJECTIVES.find("cross_entrpy")
 
 
 def test_a_name_belongs_to_one_objective():
     def another(network, config, seed):
         return Prepared(network, lambda outputs, labels, anchors: outputs.sum())
 
-    with pytest.raises(InputError, match="registered already"):
+    with pytest.raises(InputError, match="an objective named 'cross_entropy' already"):
         register_objective("cross_entropy")(another)

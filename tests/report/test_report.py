@@ -15,13 +15,13 @@ from sklearn.metrics import average_precision_score, precision_recall_curve, roc
 
 from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import decode
-from its2clr.config import resolve_config
 from its2clr.report import curves, panels, words, write_report
 from its2clr.report.collect import collect
 from its2clr.report.page import called_at_validation
 from its2clr.report.settings import command_again
 from its2clr.report.tiles import embedded, pictures, ranked, wrong_bags, wrong_instances
-from its2clr.run.directory import read_run_config
+from its2clr.run.saved import read_run_config
+from its2clr.settings import resolve_config
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def results(evaluated_run):
 def test_numbers_are_those_of_the_results(page, results):
     rows = {row[0]: row[1:] for row in page.tables["bag-results"]}
     assert rows["model"] == ["AUC", "average precision", "balanced accuracy", "F1"]
-    for name, encoder in (("SimCLR + dsmil", "simclr"), ("ItS2CLR + dsmil", "its2clr")):
+    for name, encoder in (("SimCLR + dsmil", "start"), ("ItS2CLR + dsmil", "refined")):
         found = results[encoder]["test"]
         for cell, metric in zip(rows[name], ("auc", "auprc", "balanced_accuracy", "f1"), strict=True):
             low, high = found["bag_intervals"][metric]
@@ -73,7 +73,7 @@ def test_numbers_are_those_of_the_results(page, results):
 def test_words_say_what_may_be_claimed(page, results):
     low, high = results["comparison"]["bag_auc_difference_interval"]
     assert f"{results['comparison']['bag_auc_difference']:+.3f} (95% interval {low:+.3f} to {high:+.3f})" in page.text
-    one, other = (results[name]["test"]["bag_auc_interval"] for name in ("its2clr", "simclr"))
+    one, other = (results[name]["test"]["bag_auc_interval"] for name in ("refined", "start"))
     overlap = one[0] <= other[1] and other[0] <= one[1]
     assert ("The two intervals overlap" in page.text) == overlap
     claimed = "more than chance" in page.text
@@ -99,7 +99,7 @@ def test_advice_names_the_setting_that_the_run_has(results):
 
 def test_bags_and_decisions_are_those_of_the_predictions(page, evaluated_run):
     table = pd.read_csv(evaluated_run / "bag_predictions.csv", dtype={"bag_id": str})
-    own = table[table["encoder"] == "its2clr"].set_index("bag_id")
+    own = table[table["encoder"] == "refined"].set_index("bag_id")
     test = own[own["split"] == "test"]
     header, *rows = page.tables["test-bags"]
     assert {row[0] for row in rows} == set(test.index)
@@ -223,10 +223,10 @@ def test_hostile_names_do_no_harm(evaluated_run, tmp_path):
     first = table.loc[table["split"] == "test", "bag_id"].iloc[0]
     table["bag_id"] = table["bag_id"].replace(first, HOSTILE)
     table["group"] = HOSTILE
-    table.loc[table["encoder"] == "simclr", "aggregator"] = HOSTILE
+    table.loc[table["encoder"] == "start", "aggregator"] = HOSTILE
     table.to_csv(run / "bag_predictions.csv", index=False)
     results = json.loads((run / "results.json").read_text())
-    results["simclr"]["aggregators"] = {HOSTILE: results["simclr"]["test"]}
+    results["start"]["aggregators"] = {HOSTILE: results["start"]["test"]}
     results["health"]["warnings"] = [HOSTILE]
     (run / "results.json").write_text(json.dumps(results))
     html = write_report(run).read_text(encoding="utf-8")
@@ -254,7 +254,7 @@ def test_ten_thousand_bags_stay_a_page(evaluated_run, tmp_path):
     (run / "results.json").write_text(json.dumps(results))
     generator = np.random.default_rng(0)
     tables = []
-    for encoder in ("simclr", "its2clr"):
+    for encoder in ("start", "refined"):
         label = np.arange(12_000) % 2
         tables.append(
             pd.DataFrame(
@@ -309,11 +309,11 @@ def test_tables_are_sorted_in_a_browser(html, tmp_path):
     assert said == []
 
 
-def test_checks_while_pretraining_are_a_curve_and_the_limit_is_that_of_the_method():
+def test_checks_while_pretraining_are_a_curve_and_the_limit_is_what_was_logged():
     epochs = [{"stage": "pretrain", "epoch": n, "loss": 2.0 - n / 10, "spread": 0.3} for n in (1, 2, 3)]
     checks = [{"stage": "pretrain_check", "epoch": n, "validation_auc": 0.5 + n / 10} for n in (1, 3)]
-    drawn = str(panels.training([*epochs, *checks], resolve_config("demo")))
+    drawn = str(panels.training([*({**epoch, "collapsed_loss": 5.5} for epoch in epochs), *checks]))
     assert "pretrain: validation bag AUC" in drawn
     assert "one point" in drawn
-    assert "pretrain: validation bag AUC" not in str(panels.training(epochs, resolve_config("demo")))
-    assert "one point" not in str(panels.training(epochs, resolve_config("demo", {"pretrain.method": "byol"})))
+    assert "pretrain: validation bag AUC" not in str(panels.training(epochs))
+    assert "one point" not in str(panels.training(epochs))

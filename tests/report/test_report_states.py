@@ -11,10 +11,10 @@ from report_pages import Page
 from typer.testing import CliRunner
 
 from its2clr.cli import app
-from its2clr.config import resolve_config
 from its2clr.errors import InputError, TrainingError
 from its2clr.report import reported, write_report
 from its2clr.report.state import said_age
+from its2clr.settings import resolve_config
 
 TEST_PARTS = {"bag-results", "instance-results", "decisions", "test-bags", "other-bags", "separation"}
 
@@ -69,7 +69,7 @@ def test_a_run_that_has_just_begun(tmp_path, tiny_cohort):
 
 def test_a_run_that_stopped_shows_training_and_says_how_to_go_on(run):
     unevaluate(run)
-    edit_state(run, "refine", "aggregate its2clr")
+    edit_state(run, "refine", "aggregate refined")
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join(lines[:-3]) + '\n{"stage": "refi')  # killed in mid-line
     grow_old(run)
@@ -120,7 +120,7 @@ def test_a_run_that_is_being_trained(run):
     if not Path("/proc/locks").is_file():
         pytest.skip("this system does not list its locks")
     unevaluate(run)
-    edit_state(run, "refine", "aggregate its2clr")
+    edit_state(run, "refine", "aggregate refined")
     grow_old(run)
     with (run / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -131,10 +131,10 @@ def test_a_run_that_is_being_trained(run):
 def test_a_run_that_is_trained_or_measured_too_early(run):
     assert "Trained and measured on the test bags." in read(run).text
     state = json.loads((run / "state.json").read_text())
-    state["stages"]["aggregate its2clr max"] = {"retrainings": 2}
+    state["stages"]["aggregate refined max"] = {"retrainings": 2}
     (run / "state.json").write_text(json.dumps(state))
     page = read(run)
-    assert "before this was trained: its2clr max" in page.text
+    assert "before this was trained: refined max" in page.text
     assert f"its2clr evaluate {run}" in page.text
     assert "bag-results" in page.tables
     unevaluate(run)
@@ -145,7 +145,7 @@ def test_a_run_that_is_trained_or_measured_too_early(run):
 
 def test_a_collapse_is_seen_in_the_numbers(run):
     unevaluate(run)
-    edit_state(run, "refine", "aggregate its2clr")
+    edit_state(run, "refine", "aggregate refined")
     entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for entry in entries:
         if entry["stage"] == "refine":
@@ -159,7 +159,7 @@ def test_a_collapse_is_seen_in_the_numbers(run):
 
 def test_a_failed_training_leaves_a_report_that_says_why(run):
     unevaluate(run)
-    edit_state(run, "refine", "aggregate its2clr")
+    edit_state(run, "refine", "aggregate refined")
     said: list[str] = []
     with pytest.raises(TrainingError, match="<b>not a number"), reported(run, said.append):
         raise TrainingError("refine: the loss is <b>not a number</b>")
@@ -206,7 +206,7 @@ def test_without_ground_truth(run, tiny_cohort, tmp_path):
     (run / "config.yaml").write_text(yaml.safe_dump({**config, "cohort": str(cohort)}, sort_keys=False))
     results = json.loads((run / "results.json").read_text())
     del results["cohort"]["witness_rate"]
-    for encoder in ("simclr", "its2clr"):
+    for encoder in ("start", "refined"):
         results[encoder] = {"test": {k: v for k, v in results[encoder]["test"].items() if "instance" not in k}}
     results["rounds"] = [
         {k: found[k] for k in ("epoch", "validation_auc", "threshold", "pseudo_labels_replaced")}
@@ -229,7 +229,7 @@ def test_without_ground_truth(run, tiny_cohort, tmp_path):
 @pytest.mark.parametrize("damage", ["results.json", "bag_predictions.csv", "predictions.parquet", "features", "tiles"])
 def test_damaged_parts_are_said_and_the_rest_is_shown(run, damage, tiny_cohort, tmp_path):
     if damage == "features":
-        shutil.rmtree(run / "features" / "its2clr")
+        shutil.rmtree(run / "features" / "refined")
     elif damage == "tiles":
         shutil.copytree(tiny_cohort, tmp_path / "cohort")
         config = yaml.safe_load((run / "config.yaml").read_text())

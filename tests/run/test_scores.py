@@ -14,8 +14,8 @@ def scores(evaluated_run):
 
 def test_every_bag_of_every_model_is_there(scores):
     cohort = Cohort.open(scores.cohort.path)
-    assert scores.models == [Model("simclr", "dsmil"), Model("its2clr", "dsmil")]
-    assert scores.best == Model("its2clr", "dsmil")
+    assert scores.models == [Model("start", "dsmil"), Model("refined", "dsmil")]
+    assert scores.best == Model("refined", "dsmil")
     table = pd.read_parquet(scores.run / "predictions.parquet")
     for model in scores.models:
         own = table[(table["encoder"] == model.encoder) & (table["aggregator"] == model.aggregator)]
@@ -38,8 +38,8 @@ def test_rounds_are_those_of_the_refinement(scores):
 def test_what_is_not_there_is_said(scores, tmp_path):
     with pytest.raises(InputError, match="no predictions for bag 'x'"):
         scores.bag("x")
-    with pytest.raises(InputError, match="no model simclr \\+ max"):
-        scores.bag("x", Model("simclr", "max"))
+    with pytest.raises(InputError, match="no model start \\+ max"):
+        scores.bag("x", Model("start", "max"))
     with pytest.raises(InputError, match="no round after epoch 99"):
         scores.round(99)
     with pytest.raises(InputError, match="not a run"):

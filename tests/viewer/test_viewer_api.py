@@ -56,14 +56,14 @@ def hostile(hostile_run):
 def test_the_run_is_described(demo, scores):
     found = demo.get("/api/run").json()
     assert [(one["encoder"], one["aggregator"]) for one in found["models"]] == list(scores.models)
-    assert found["best"] == "its2clr+dsmil"
+    assert found["best"] == "refined+dsmil"
     assert [one["epoch"] for one in found["rounds"]] == scores.rounds
     assert [one["validation_auc"] for one in found["rounds"]] == [
         one["validation_auc"] for one in scores.results["rounds"]
     ]
     assert found["n_bags"] == len(scores.cohort)
     assert found["has_truth"]
-    expected = scores.results["its2clr"]["test"]["bag"]["threshold"]["mean"]
+    expected = scores.results["refined"]["test"]["bag"]["threshold"]["mean"]
     assert found["models"][1]["bag_threshold"] == expected
 
 
@@ -124,11 +124,11 @@ def test_an_instance_tells_all_that_is_known(demo, scores):
 
 
 def test_neighbours_are_the_nearest_by_cosine(demo, scores, evaluated_run):
-    found = demo.get("/api/bags/3/instances/2/neighbours", params={"model": "simclr+dsmil"}).json()
+    found = demo.get("/api/bags/3/instances/2/neighbours", params={"model": "start+dsmil"}).json()
     bag_ids = scores.cohort.bags["bag_id"].tolist()
 
     def features(number):
-        return read_feature_file(feature_path(evaluated_run / "features" / "simclr", bag_ids[number])).features
+        return read_feature_file(feature_path(evaluated_run / "features" / "start", bag_ids[number])).features
 
     def cosine(a, b):
         return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
@@ -144,7 +144,7 @@ def test_neighbours_are_the_nearest_by_cosine(demo, scores, evaluated_run):
     assert found["across"]["found"][0]["similarity"] == pytest.approx(across[0][0], abs=1e-5)
     first = found["across"]["found"][0]
     assert (
-        first["probability"] == scores.bag(bag_ids[first["bag"]], Model("simclr", "dsmil")).instances[first["instance"]]
+        first["probability"] == scores.bag(bag_ids[first["bag"]], Model("start", "dsmil")).instances[first["instance"]]
     )
     assert "16 test bags" in found["across"]["searched"]
 
@@ -278,13 +278,13 @@ def test_lists_are_searched_sorted_and_filtered(hostile, hostile_run):
         assert found["total"] == len(found["rows"])
         return found["rows"]
 
-    own = table[(table["encoder"] == "its2clr") & (table["aggregator"] == "max")].reset_index(drop=True)
+    own = table[(table["encoder"] == "refined") & (table["aggregator"] == "max")].reset_index(drop=True)
     by_score = own.sort_values("probability", ascending=False)["bag_id"].tolist()
-    assert [row["bag_id"] for row in ask(model="its2clr+max", sort="score", descending=True)] == by_score
+    assert [row["bag_id"] for row in ask(model="refined+max", sort="score", descending=True)] == by_score
     wrong = own[(own["probability"] >= 0.7) != (own["label"] == 1)]["bag_id"].tolist()
     assert 0 < len(wrong) < len(own)
-    assert {row["bag_id"] for row in ask(model="its2clr+max", errors=True)} == set(wrong)
-    assert {row["bag_id"] for row in ask(model="its2clr+max") if row["error"]} == set(wrong)
+    assert {row["bag_id"] for row in ask(model="refined+max", errors=True)} == set(wrong)
+    assert {row["bag_id"] for row in ask(model="refined+max") if row["error"]} == set(wrong)
     distance = [abs(row["probability"] - row["label"]) for row in ask(sort="error", descending=True)]
     assert distance == sorted(distance, reverse=True)
     spread = table.groupby("bag_id")["probability"].agg(np.ptp)
@@ -297,7 +297,7 @@ def test_lists_are_searched_sorted_and_filtered(hostile, hostile_run):
     for parameters in ({"sort": "x"}, {"split": "x"}, {"page": -1}, {"page": "x"}):
         assert hostile.get("/api/bags", params=parameters).status_code == 422
     assert hostile.get("/api/bags", params={"model": "x"}).status_code == 404
-    assert hostile.get("/api/bags?model=its2clr+max&sort=score&descending=1").json()["rows"][0]["bag_id"] == by_score[0]
+    assert hostile.get("/api/bags?model=refined+max&sort=score&descending=1").json()["rows"][0]["bag_id"] == by_score[0]
 
 
 def test_hostile_names_are_only_names(hostile):

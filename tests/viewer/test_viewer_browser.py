@@ -266,13 +266,13 @@ def test_heat_follows_threshold_opacity_and_model(served, watched):
     set_slider(page, "opacity", 0.2)
     assert page.screenshot(clip=box) != strong
     assert page.evaluate("getComputedStyle(document.getElementById('heat')).opacity") == "0.2"
-    page.select_option("#model", "simclr+dsmil")
+    page.select_option("#model", "start+dsmil")
     page.wait_for_function("() => document.getElementById('shown').textContent.startsWith('SimCLR')")
     other = heat(page)
     assert (other != everything).any()
     viridis = served_colours(page)
     x, y = place_of(page, served.viewer.bag(number), 0)
-    expected = served.viewer.scores.bag(name, Model("simclr", "dsmil")).instances[0]
+    expected = served.viewer.scores.bag(name, Model("start", "dsmil")).instances[0]
     assert other[round(y - box["y"]), round(x - box["x"])].tolist() == [*viridis[round(expected * 255)], 255]
     page.uncheck("#show-heat")
     assert not heat(page).any()
@@ -389,7 +389,7 @@ def test_the_page_comes_back_as_it_was(served, watched):
     page = watched.open(f"{served.address}#bag={number}&instance=3&round={epoch}&model=simclr%2Bdsmil")
     wait_for_bag(page, name)
     assert page.inner_text("#shown") == f"round after epoch {epoch}"
-    assert page.input_value("#model") == "simclr+dsmil"
+    assert page.input_value("#model") == "start+dsmil"
     assert page.inner_text("#details h2") == "Instance 3"
     page.wait_for_selector("#details .gallery button")  # nothing is asked for any more
     page.wait_for_load_state("networkidle")

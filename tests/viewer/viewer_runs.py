@@ -13,8 +13,8 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.features.feature_file import FeatureFile, feature_path, write_feature_file
 from its2clr.cohort.layout import CohortInfo, tile_path, write_bags, write_info
 from its2clr.cohort.tiles import virtual_grid, write_tile_file
-from its2clr.config import resolve_config
 from its2clr.files import write_json
+from its2clr.settings import resolve_config
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -25,7 +25,7 @@ HOSTILE = [
     "%2e%2e%2f?x=1#y",
 ]
 EPOCHS = (0, 2, 4)
-MODELS = (("simclr", "dsmil"), ("its2clr", "dsmil"), ("its2clr", "max"))
+MODELS = (("start", "dsmil"), ("refined", "dsmil"), ("refined", "max"))
 
 
 def png(colour, side=8):
@@ -91,8 +91,8 @@ def write_run(folder: Path, cohort_folder: Path, *, features: bool = True) -> Pa
     pd.concat(tables).to_parquet(folder / "predictions.parquet", index=False)
     pd.concat(bag_tables).to_csv(folder / "bag_predictions.csv", index=False)
     measured = {"bag": {"threshold": {"mean": 0.4}}}
-    results = {"aggregator": "dsmil", "method": "ItS2CLR", "simclr": {"test": measured}}
-    results["its2clr"] = {"test": measured, "aggregators": {"max": {"bag": {"threshold": {"mean": 0.7}}}}}
+    results = {"aggregator": "dsmil", "method": "ItS2CLR", "start": {"test": measured}}
+    results["refined"] = {"test": measured, "aggregators": {"max": {"bag": {"threshold": {"mean": 0.7}}}}}
     results["rounds"] = [{"epoch": epoch, "validation_auc": 0.9, "threshold": 0.5} for epoch in EPOCHS]
     write_json(folder / "results.json", results)
     in_train = np.isin(bag, np.flatnonzero(cohort.bags["split"] == "train"))
@@ -110,7 +110,7 @@ def write_run(folder: Path, cohort_folder: Path, *, features: bool = True) -> Pa
 
 
 def _write_features(run: Path, cohort: Cohort, random: np.random.Generator) -> None:
-    for encoder in ("simclr", "its2clr"):
+    for encoder in ("start", "refined"):
         for bag_id, count in zip(cohort.bags["bag_id"], cohort.bags["n_instances"], strict=True):
             features = random.normal(size=(count, 6)).astype(np.float32)
             file = FeatureFile(features, cohort.tile_file(bag_id).coords, "made up")

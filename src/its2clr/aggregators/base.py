@@ -1,17 +1,21 @@
 """The contract every aggregator keeps, and the registry that makes one from its name."""
 
-import difflib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, get_type_hints
 
 import torch
 import torch.nn.functional as F
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from its2clr.errors import InputError
+from its2clr.registry import Registry
+from its2clr.wording import did_you_mean
+
+Dropout = Annotated[float, Field(ge=0.0, lt=1.0, description="share of values dropped in training")]
+"""An option that several aggregators have."""
 
 
 class BagOutput(NamedTuple):
@@ -110,29 +114,25 @@ class Aggregator(nn.Module, ABC):
         return F.binary_cross_entropy_with_logits(output.bag_logit, labels.to(output.bag_logit.dtype))
 
 
-AggregatorClass = TypeVar("AggregatorClass", bound=type[Aggregator])
-_REGISTRY: dict[str, type[Aggregator]] = {}
+AGGREGATORS: Registry[type[Aggregator]] = Registry(
+    "aggregator",
+    {
+        "attention": "its2clr.aggregators.attention",
+        "dsmil": "its2clr.aggregators.dsmil",
+        "instance_attention": "its2clr.aggregators.attention",
+        "max": "its2clr.aggregators.pooling",
+        "smooth_max": "its2clr.aggregators.pooling",
+        "top_k": "its2clr.aggregators.pooling",
+        "transformer": "its2clr.aggregators.transformer",
+    },
+)
+register = AGGREGATORS.register
+"""Class decorator that makes an aggregator available under a name.
 
-
-def register(name: str) -> Callable[[AggregatorClass], AggregatorClass]:
-    """Class decorator that makes an aggregator available under a name.
-
-    The class is constructed as `cls(feature_dim, **options)`: its keyword arguments are its options, and
-    their annotations (pydantic constraints included) are checked by `create_aggregator`.
-    """
-
-    def add(cls: AggregatorClass) -> AggregatorClass:
-        if name in _REGISTRY and _REGISTRY[name] is not cls:
-            raise InputError(f"an aggregator named {name!r} is registered already: {_REGISTRY[name].__qualname__}")
-        _REGISTRY[name] = cls
-        return cls
-
-    return add
-
-
-def aggregator_names() -> list[str]:
-    """Names that `create_aggregator` knows, sorted."""
-    return sorted(_REGISTRY)
+The class is constructed as `cls(feature_dim, **options)`: its keyword arguments are its options, and their annotations
+(pydantic constraints included) are checked by `create_aggregator`.
+"""
+aggregator_names = AGGREGATORS.names
 
 
 def create_aggregator(name: str, feature_dim: int, **options: Any) -> Aggregator:
@@ -150,12 +150,7 @@ def create_aggregator(name: str, feature_dim: int, **options: Any) -> Aggregator
         from its2clr.aggregators.torchmil_models import create_torchmil
 
         return create_torchmil(name, feature_dim, options)
-    if name not in _REGISTRY:
-        raise InputError(
-            f"unknown aggregator {name!r}{closest(name, _REGISTRY)}; known: {', '.join(aggregator_names())}, "
-            "and models of torchmil such as torchmil:ABMIL"
-        )
-    cls = _REGISTRY[name]
+    cls = AGGREGATORS.find(name, also=", and models of torchmil such as torchmil:ABMIL")
     return cls(feature_dim, **checked_options(name, cls, options, ("feature_dim",)))
 
 
@@ -179,8 +174,8 @@ def checked_options(
     for option, value in options.items():
         if option not in known:
             raise InputError(
-                f"unknown option {option!r} of aggregator {name!r}{closest(option, known)}; "
-                f"known: {', '.join(known) or 'none'}"
+                f"unknown option {option!r} of aggregator {name!r}{did_you_mean(option, known)} "
+                f"(known: {', '.join(known) or 'none'})"
             )
         try:
             checked[option] = TypeAdapter(hints.get(option, Any)).validate_python(value)
@@ -190,7 +185,19 @@ def checked_options(
     return checked
 
 
-def closest(word: str, known: Any) -> str:
-    """A hint at the known word that is most like one that is not; empty if there is none."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
+def logit_of_mean_probability(logits: Tensor, log_weights: Tensor) -> Tensor:
+    r"""Logit of $p = \sum_k w_k \sigma(z_k)$ for weights that sum to one.
+
+    Both $\log p$ and $\log(1 - p)$ are sums of positive terms in log space, so nothing cancels or saturates
+    however large the logits are.
+
+    Args:
+        logits: (..., K) finite logits z.
+        log_weights: (..., K) log w, -inf for what does not count.
+
+    Returns:
+        (...,) $\log p - \log(1 - p)$.
+    """
+    log_positive = torch.logsumexp(log_weights + F.logsigmoid(logits), dim=-1)
+    log_negative = torch.logsumexp(log_weights + F.logsigmoid(-logits), dim=-1)
+    return log_positive - log_negative

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from its2clr.aggregators.base import Aggregator, BagOutput, register
-from its2clr.aggregators.options import Dropout
+from its2clr.aggregators.base import Aggregator, BagOutput, Dropout, register
 
 QUERY_DIM = 128
 

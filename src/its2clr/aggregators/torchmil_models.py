@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from its2clr.aggregators.base import Aggregator, BagOutput, checked_options, closest
+from its2clr.aggregators.base import Aggregator, BagOutput, checked_options
 from its2clr.errors import InputError
+from its2clr.wording import did_you_mean
 
 PREFIX = "torchmil:"
 INSTANCE_CLASSIFIERS = ("DSMIL",)
@@ -54,7 +55,7 @@ def create_torchmil(name: str, feature_dim: int, options: Mapping[str, Any]) -> 
     models = _models()
     if wanted not in models:
         known = ", ".join(torchmil_names())
-        raise InputError(f"unknown aggregator {name!r}{closest(wanted, models)}; torchmil has: {known}")
+        raise InputError(f"unknown aggregator {name!r}{did_you_mean(wanted, models)} (torchmil has: {known})")
     refusal = _refusal(wanted, models[wanted])
     if refusal is not None:
         raise InputError(f"aggregator {name!r} cannot be used here: {refusal}; usable: {', '.join(torchmil_names())}")

@@ -15,8 +15,8 @@ from scipy.special import expit
 from torch import Tensor
 
 from its2clr.aggregators.base import Aggregator
-from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.stacked import build, evaluate
+from its2clr.bag_features import BagFeatures
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
 

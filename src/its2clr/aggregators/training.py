@@ -10,11 +10,10 @@ from scipy.stats import rankdata
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, StepLR
 
-from its2clr.aggregators.config import AggregatorTraining
-from its2clr.aggregators.data import BagFeatures
-from its2clr.aggregators.stacked import build, stack
-from its2clr.aggregators.steps import TrainingStep, ValidationPass
+from its2clr.aggregators.stacked import TrainingStep, ValidationPass, build, stack
 from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
+from its2clr.bag_features import BagFeatures
+from its2clr.config import AggregatorTraining
 from its2clr.errors import InputError, TrainingError
 from its2clr.seeds import derive_seed, numpy_generator
 
@@ -103,6 +102,11 @@ def train_aggregators(
         history=history,
         state=selection.state,
     )
+
+
+def aggregator_seeds(seed: int, count: int) -> list[int]:
+    """Seeds of a run's aggregators; the same in every round, so that rounds differ by their features alone."""
+    return [derive_seed(seed, "aggregator", number) % 2**31 for number in range(count)]
 
 
 def draw_bags(labels: NDArray[np.int64], generator: np.random.Generator, balanced: bool) -> NDArray[np.int64]:

@@ -7,11 +7,10 @@ bags: what a bag gives does not depend on the other bags of the step, nor on the
 """
 
 import math
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,25 +23,39 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from its2clr.aggregators.base import Aggregator
-from its2clr.aggregators.config import AggregatorTraining
 from its2clr.aggregators.stacked import build, evaluate, stack
 from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
-from its2clr.aggregators.training import draw_bags
-from its2clr.config import EndToEndConfig
+from its2clr.aggregators.training import aggregator_seeds, draw_bags
+from its2clr.bags import Bags, Context
+from its2clr.config import AggregatorTraining
 from its2clr.encoders.encoder import EmbeddingNetwork, Encoder
-from its2clr.encoders.weights import save_network
+from its2clr.encoders.extraction import extract_bags
+from its2clr.encoders.weights import BestEncoder
 from its2clr.engine.devices import Engine
+from its2clr.engine.training_state import TrainingState
 from its2clr.errors import InputError, TrainingError
-from its2clr.files import atomic_path
-from its2clr.refine.rounds import Bags, aggregator_seeds
-from its2clr.run.directory import RunDirectory, TrainingState
 from its2clr.seeds import numpy_generator
 from its2clr.training import cosine_or_constant
 from its2clr.views import ViewMaker
 
-ENCODER = "encoder-end_to_end"
-"""Checkpoint that training leaves: the encoder of the epoch with the highest validation AUC."""
-CANDIDATE = "end_to_end-{part}-{epoch:03d}"
+AGGREGATOR = "aggregator"
+"""The part of a best epoch that is not the encoder."""
+
+
+@dataclass
+class Progress:
+    """The best epoch so far, by validation AUC and then by validation loss; saved with the network."""
+
+    best_epoch: int | None = None
+    validation_auc: float = -math.inf
+    validation_loss: float = math.inf
+
+    def improved_by(self, epoch: int, auc: float, loss: float) -> bool:
+        """Take over an epoch if it is better."""
+        better = auc > self.validation_auc or (auc == self.validation_auc and loss < self.validation_loss)
+        if better:
+            self.best_epoch, self.validation_auc, self.validation_loss = epoch, auc, loss
+        return better
 
 
 class EndToEndNetwork(nn.Module):
@@ -114,95 +127,65 @@ def kept_statistics(network: nn.Module) -> Iterator[None]:
                 norm.num_batches_tracked.copy_(count)
 
 
-def train_end_to_end(
-    network: EmbeddingNetwork,
-    train: Bags,
-    validation: Bags,
-    config: EndToEndConfig,
-    aggregator: AggregatorTraining,
-    engine: Engine,
-    run: RunDirectory,
-    seed: int,
-    path: Path,
-) -> None:
+def train_end_to_end(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> int:
     """Train encoder and aggregator on whole bags; goes on from the run's last finished epoch.
-
-    The epoch with the highest validation AUC is kept, among equals the one with the lowest validation loss: its
-    encoder in the run's checkpoints, its aggregator at `path`.
 
     Args:
         network: Encoder to start from, with a projector that is not used.
-        train: Training bags.
-        validation: Validation bags.
-        config: Settings.
-        aggregator: Which aggregator; how often its bags come (`balanced`).
-        engine: Device and processes.
-        run: Where checkpoints and metrics go.
-        seed: Seed of aggregator, bag order and views.
-        path: File of the trained aggregator.
+        context: Settings, bags, device and run.
+        best: Keeps encoder and aggregator (part "aggregator") of every epoch that was the best so far.
+
+    Returns:
+        The epoch with the highest validation AUC, among equals the one with the lowest validation loss.
 
     Raises:
         InputError: A step has fewer bags than there are processes, or they cannot be shared out evenly.
         TrainingError: The loss became not-a-number.
     """
-    if config.bags_per_step % engine.world_size or len(train.labels) < config.bags_per_step:
+    config, aggregator, engine = context.config.end_to_end, context.config.aggregator, context.engine
+    bags = len(context.train.labels)
+    if config.bags_per_step % engine.world_size or bags < config.bags_per_step:
         raise InputError(
             f"end_to_end.bags_per_step={config.bags_per_step} must be a multiple of the {engine.world_size} "
-            f"process(es) and at most the {len(train.labels)} training bags"
+            f"process(es) and at most the {bags} training bags"
         )
-    aggregator_seed = aggregator_seeds(seed, 1)[0]
+    aggregator_seed = aggregator_seeds(context.seed, 1)[0]
     head = build(aggregator.name, aggregator.options, network.encoder.feature_dim, aggregator_seed)
     model = EndToEndNetwork(network.encoder, head, config.tiles_per_pass).to(engine.device)
     adam = torch.optim.Adam(
         model.parameters(), lr=config.learning_rate, betas=(config.momentum, 0.999), weight_decay=config.weight_decay
     )
     wrapped, optimiser = engine.set_up(model, adam, shared_batch_norm=False)
-    state = TrainingState(run, "end_to_end", model, optimiser)
+    progress = Progress()
+    state = TrainingState(context.run, "end_to_end", model, optimiser, progress)
     for epoch in range(state.resume(), config.epochs):
-        generator = numpy_generator(seed, "end to end bags", epoch)
-        order = draw_bags(train.labels, generator, aggregator.balanced)
-        result = _train_epoch(wrapped, optimiser, train, order, config, engine, epoch, seed)
-        result |= _validate(model, validation, engine)
-        if _is_better(result, state.notes):
-            state.notes |= {"best_epoch": epoch + 1, **{k: result[k] for k in ("validation_auc", "validation_loss")}}
+        generator = numpy_generator(context.seed, "end to end bags", epoch)
+        order = draw_bags(context.train.labels, generator, aggregator.balanced)
+        result = _train_epoch(wrapped, optimiser, context, order, epoch)
+        result |= _validate(model, context.validation, engine)
+        if progress.improved_by(epoch + 1, result["validation_auc"], result["validation_loss"]):
+            best.keep(epoch + 1, network)
             if engine.is_writer:
-                save_network(_candidate(run, "encoder", epoch + 1), network, run.config, dict(state.notes))
-                _as_trained(model, aggregator, aggregator_seed, result, epoch + 1).save(
-                    _candidate(run, "aggregator", epoch + 1)
-                )
-        run.log("end_to_end", epoch + 1, config.epochs, result)
+                trained = _as_trained(model, aggregator, aggregator_seed, result, epoch + 1)
+                trained.save(best.path(epoch + 1, AGGREGATOR))
+        context.run.log("end_to_end", epoch + 1, config.epochs, result)
         state.save(epoch + 1, last=epoch + 1 == config.epochs)
-    if engine.is_writer:
-        for part, target in (("encoder", run.checkpoint(ENCODER)), ("aggregator", path)):
-            with atomic_path(target) as temporary:
-                shutil.copyfile(_candidate(run, part, state.notes["best_epoch"]), temporary)
-    engine.barrier()
-
-
-def remove_candidates(run: RunDirectory) -> None:
-    """Remove what only a training that is not yet noted as finished needs."""
-    for path in run.path.glob("checkpoints/end_to_end-*.safetensors") if run.engine.is_writer else ():
-        path.unlink()
+    assert progress.best_epoch is not None
+    return progress.best_epoch
 
 
 def _train_epoch(
-    network: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    train: Bags,
-    order: NDArray[np.int64],
-    config: EndToEndConfig,
-    engine: Engine,
-    epoch: int,
-    seed: int,
+    network: nn.Module, optimiser: torch.optim.Optimizer, context: Context, order: NDArray[np.int64], epoch: int
 ) -> dict[str, float]:
     """One pass over the bags: mean loss, AUC of the predictions made on the way, seconds."""
+    config, engine, train = context.config.end_to_end, context.engine, context.train
     order = order[: len(order) // config.bags_per_step * config.bags_per_step]
     steps = torch.from_numpy(order).view(-1, config.bags_per_step)
     rates = cosine_or_constant(config, epoch, config.epochs, len(steps))
     labels = torch.from_numpy(train.labels)
     losses: list[Tensor] = []
     scores = torch.zeros(len(order), device=engine.device)  # in the order of the draws
-    keys = (seed, "end_to_end", epoch + 1, engine.rank)
+    keys = (context.seed, "end_to_end", epoch + 1, engine.rank)
     make_view = ViewMaker(config.views, engine.device, *keys)
     started = time.perf_counter()
     network.train()
@@ -239,22 +222,12 @@ def _train_epoch(
 
 def _validate(model: EndToEndNetwork, validation: Bags, engine: Engine) -> dict[str, float]:
     """Bag AUC and loss on the validation bags."""
-    features = validation.features(model.encoder, engine)
+    features = extract_bags(model.encoder, validation, engine)
     state, _ = stack([model.aggregator], engine.device)
     output = evaluate(model.aggregator, state, features)
     assert output.loss is not None
     auc = float(roc_auc_score(validation.labels, output.bag_logit[0].cpu().numpy()))
     return {"validation_auc": auc, "validation_loss": float(output.loss[0])}
-
-
-def _is_better(result: dict[str, float], best: dict[str, Any]) -> bool:
-    if "best_epoch" not in best or result["validation_auc"] != best["validation_auc"]:
-        return bool(result["validation_auc"] > best.get("validation_auc", -math.inf))
-    return bool(result["validation_loss"] < best["validation_loss"])
-
-
-def _candidate(run: RunDirectory, part: str, epoch: int) -> Path:
-    return run.checkpoint(CANDIDATE.format(part=part, epoch=epoch))
 
 
 def _as_trained(

@@ -12,19 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from its2clr.aggregators.config import AggregatorTraining
-from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.training import train_aggregators
+from its2clr.bag_features import BagFeatures
 from its2clr.bench import yardsticks
 from its2clr.bench.yardsticks import rate, wait
-from its2clr.config import EngineConfig, PretrainConfig, RefineConfig, RunConfig
+from its2clr.config import AggregatorTraining, EngineConfig, PretrainConfig, RefineConfig, RunConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
 from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import create_network
 from its2clr.engine.devices import Engine
 from its2clr.pretrain.loop import epoch_indices
 from its2clr.pretrain.simclr import simclr_objective
-from its2clr.refine.objectives import find_objective
+from its2clr.refine.objectives import OBJECTIVES
 from its2clr.refine.pseudo_labels import Pools
 from its2clr.refine.sampling import epoch_batches
 from its2clr.tile_store import TileStore
@@ -99,7 +98,7 @@ class Bench:
             compiled.compile(dynamic=False)
             found["bare training, compiled"] = bare(compiled)
             found["SimCLR epoch from host memory"] = self._epochs(TileStore(self.tiles.images.cpu()), *self._simclr())
-        prepared = find_objective("supervised_contrastive")(self.network(), self.config.refine, 0)
+        prepared = OBJECTIVES.find("supervised_contrastive")(self.network(), self.config.refine, 0)
         found["refinement epoch"] = self._epochs(self.tiles, prepared.loss, self.config.refine, self._refine_batches)
         for way, encoded in COMMON_WAYS.items():
             found[way] = yardsticks.common_way(

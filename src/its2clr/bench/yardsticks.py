@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
-from its2clr.aggregators.config import AggregatorTraining
-from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.stacked import build
-from its2clr.config import ViewsConfig
+from its2clr.bag_features import BagFeatures
+from its2clr.config import AggregatorTraining, ViewsConfig
 from its2clr.engine.devices import Engine
 from its2clr.pretrain.simclr import simclr_objective
 

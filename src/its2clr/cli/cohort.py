@@ -183,7 +183,7 @@ def features(
     from_run: Annotated[
         Path | None, typer.Option(help="Take the features of this run, instead of MANIFEST and --features.")
     ] = None,
-    encoder: Annotated[str, typer.Option(help="With --from-run: simclr, its2clr or end_to_end.")] = "simclr",
+    encoder: Annotated[str, typer.Option(help="With --from-run: start, refined or end_to_end.")] = "start",
     unlabelled: UnlabelledOption = False,
     fractions: FractionsOption = (0.6, 0.15, 0.25),
     seed: SeedOption = 0,
@@ -205,7 +205,7 @@ def features(
 
     Example: `its2clr cohort features labels.csv cohorts/uni --features trident/20x_256px_0px_overlap/features_uni_v1`
 
-    Of a run's own encoder: `its2clr cohort features cohorts/simclr --from-run runs/mine --encoder simclr`
+    Of a run's own encoder: `its2clr cohort features cohorts/start --from-run runs/mine --encoder start`
     """
     from its2clr.cohort.features.packing import pack_features, read_feature_manifest
     from its2clr.run.feature_cohorts import pack_run_features
@@ -242,7 +242,7 @@ def synthetic(
 ) -> None:
     """Draw the embedded cohort: artificial slides with ground truth for every tile."""
     from its2clr.cohort.synthetic.packing import make_synthetic
-    from its2clr.config import parse_override
+    from its2clr.settings import parse_override
 
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
     with progress("draw", 1, "bags") as bar:

@@ -53,9 +53,9 @@ def reproduce(
         return
     select(names)
 
-    from its2clr.config import parse_override
     from its2clr.experiments.reproduce import default_workers, embedded_cohort, parse_cohorts
     from its2clr.experiments.reproduce import reproduce as reproduce_
+    from its2clr.settings import parse_override
 
     page, failed = reproduce_(
         names,
@@ -94,8 +94,8 @@ def bench(
     import torch
 
     from its2clr.bench.report import GROUPS, joined, plot_scaling, run_benchmarks
-    from its2clr.config import resolve_config
     from its2clr.files import read_json, write_json
+    from its2clr.settings import resolve_config
 
     chosen = size or ("full" if torch.cuda.is_available() else "small")
     config = resolve_config(None, settings or [])

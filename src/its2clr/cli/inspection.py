@@ -56,7 +56,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show every setting 
     """List the recipes, or every setting of one."""
     import yaml
 
-    from its2clr.config import recipe_names, resolve_config
+    from its2clr.settings import recipe_names, resolve_config
 
     if name is None:
         say("\n".join(recipe_names()))

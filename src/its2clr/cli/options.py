@@ -58,6 +58,6 @@ LimitOption = Annotated[
 ModelOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--model", help="simclr, its2clr or end_to_end, or its2clr+max for another aggregator; may be repeated."
+        "--model", help="start, refined or end_to_end, or refined+max for another aggregator; may be repeated."
     ),
 ]

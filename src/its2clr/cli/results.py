@@ -233,7 +233,7 @@ def score(
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="Folder to make; nothing that exists is overwritten.")],
-    encoder: Annotated[str, typer.Option(help="its2clr, simclr or end_to_end.")] = "its2clr",
+    encoder: Annotated[str, typer.Option(help="refined, start or end_to_end.")] = "refined",
     formats: Annotated[str, typer.Option(help="timm, onnx, features, or several with commas between.")] = "timm",
     licence: Annotated[
         str | None, typer.Option("--license", help="Licence of the weights, for the model card; yours to state.")

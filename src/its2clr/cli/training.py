@@ -75,7 +75,7 @@ def fit(stages: "Stages") -> None:
 
 @_of_a_run("runs/fit")
 def pretrain(stages: "Stages") -> None:
-    """Train an encoder to start from on the training tiles; writes OUT/checkpoints/encoder-simclr.safetensors.
+    """Train an encoder to start from on the training tiles; writes OUT/checkpoints/encoder-start.safetensors.
 
     The method is SimCLR; `--set pretrain.method=moco` (or byol, dino, bag_labels) chooses another.
     """
@@ -85,7 +85,7 @@ def pretrain(stages: "Stages") -> None:
 def extract(
     cohort: OptionalCohort = None,
     run: RunOption = Path("runs/fit"),
-    encoder: Annotated[str, typer.Option(help="simclr, its2clr or end_to_end.")] = "its2clr",
+    encoder: Annotated[str, typer.Option(help="start, refined or end_to_end.")] = "refined",
     recipe: RecipeOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -110,7 +110,7 @@ def aggregate(
     encoder: Annotated[
         str | None,
         typer.Option(
-            help="Encoder of the features: simclr, its2clr or end_to_end. Default: its2clr; for a new run on a cohort "
+            help="Encoder of the features: start, refined or end_to_end. Default: refined; for a new run on a cohort "
             "of features, those features."
         ),
     ] = None,
@@ -157,7 +157,7 @@ def correct(
     run: Annotated[Path, typer.Argument(help="Folder of the run that was corrected.")],
     corrections: Annotated[Path, typer.Argument(help="Folder with a GeoJSON file per corrected bag.")],
     out: Annotated[Path, typer.Option(help="Folder of the new run.")],
-    encoder: Annotated[str, typer.Option(help="Encoder to start from: its2clr or simclr.")] = "its2clr",
+    encoder: Annotated[str, typer.Option(help="Encoder to start from: refined or start.")] = "refined",
 ) -> None:
     """Refine again with a person's corrections: tiles marked as truly positive or negative are trusted.
 

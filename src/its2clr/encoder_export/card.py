@@ -11,10 +11,9 @@ import yaml
 
 from its2clr import __version__
 from its2clr.cohort import Cohort
-from its2clr.config import EncoderConfig, RunConfig
+from its2clr.config import FEATURES, EncoderConfig, RunConfig
 from its2clr.encoder_export.timm_folder import TimmFolder, needed_in_code
 from its2clr.encoder_export.trident import TridentFolder
-from its2clr.encoders.encoder import FEATURES
 from its2clr.predict.tiling import Tiling
 from its2clr.run.names import encoder_names
 
@@ -27,7 +26,7 @@ class Exported:
     """What an export holds.
 
     Attributes:
-        encoder: Which encoder: simclr, its2clr or end_to_end.
+        encoder: Which encoder: start, refined or end_to_end.
         built: How it was built.
         feature_dim: Numbers per tile.
         timm: The folder for timm, if that is there.
@@ -99,7 +98,7 @@ def _splits(cohort: Cohort, results: Mapping[str, Any] | None) -> list[dict[str,
 
 def _measured(encoder: str, config: RunConfig, results: Mapping[str, Any] | None) -> list[dict[str, str]]:
     names, rows = encoder_names(config), []
-    for other in dict.fromkeys(("simclr", encoder)):
+    for other in dict.fromkeys(("start", encoder)):
         found = (results or {}).get(other, {}).get("test")
         if found is not None:
             name = f"{names[other]} (this one)" if other == encoder else names[other]

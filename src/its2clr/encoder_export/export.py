@@ -18,8 +18,9 @@ from its2clr.encoders.weights import load_network
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.errors import InputError
 from its2clr.files import read_json, write_text
+from its2clr.run.names import REFINED, STAGE_OF
 from its2clr.run.opening import open_run
-from its2clr.run.stages import REFINED, STAGE_OF, Stages
+from its2clr.run.stages import Stages
 
 FORMATS = ("timm", "onnx", "features")
 
@@ -38,7 +39,7 @@ def export_encoder(
     Args:
         run: Folder of the run.
         out: Folder to make; it must not exist, or be empty.
-        encoder: "its2clr", "simclr" or "end_to_end".
+        encoder: "refined", "start" or "end_to_end".
         formats: Of "timm", "onnx" and "features".
         licence: Stated in the model card; None says that none is stated.
         quiet: Say nothing.

@@ -7,8 +7,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from its2clr.config import AdapterConfig, EncoderConfig, RunConfig
-from its2clr.encoders.encoder import FEATURES, Encoder
+from its2clr.config import FEATURES, AdapterConfig, EncoderConfig, RunConfig
+from its2clr.encoders.encoder import Encoder
 from its2clr.errors import InputError
 from its2clr.seeds import derive_seed
 

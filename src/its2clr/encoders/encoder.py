@@ -5,13 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from its2clr.config import EncoderConfig, ProjectorConfig
+from its2clr.config import FEATURES, EncoderConfig, ProjectorConfig
 from its2clr.errors import InputError
 from its2clr.views import to_float
 from its2clr.wording import did_you_mean
-
-FEATURES = "features"
-"""Name of the encoder of a cohort of features: the adapter of `its2clr.encoders.adapter`."""
 
 
 class Encoder(nn.Module):

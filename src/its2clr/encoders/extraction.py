@@ -11,6 +11,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from its2clr.bag_features import BagFeatures
+from its2clr.bags import Bags
 from its2clr.encoders.encoder import Encoder
 from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice
@@ -20,6 +22,12 @@ from its2clr.tile_store import TileStore
 PIXELS_PER_PASS_ON_CPU = 2**17
 """A CPU gains nothing from larger passes, and a bag of a few tiles need not be filled up to hundreds."""
 SMALLEST_PASS = 16
+
+
+def extract_bags(encoder: Encoder, bags: Bags, engine: Engine) -> BagFeatures:
+    """Lines 3 to 6 of Algorithm 1: represent every instance and group the representations into labelled bags."""
+    flat = extract_features(encoder, bags.tiles, engine, engine.extract_batch_size)
+    return BagFeatures(flat, torch.from_numpy(bags.offsets), torch.from_numpy(bags.labels))
 
 
 def extract_features(

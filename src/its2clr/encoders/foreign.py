@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from its2clr.config import EncoderConfig, parse_override, resolve_config
+from its2clr.config import EncoderConfig
 from its2clr.encoders.encoder import EmbeddingNetwork, image_size
 from its2clr.encoders.weight_files import WeightFile, read_weights, with_constants
 from its2clr.encoders.weights import create_network
 from its2clr.errors import InputError
+from its2clr.settings import parse_override, resolve_config
 from its2clr.wording import shortened
 
 _OPTIONAL = "num_batches_tracked"

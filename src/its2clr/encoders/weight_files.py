@@ -18,10 +18,11 @@ from safetensors.torch import load
 from torch import Tensor
 
 from its2clr.archive import read_archive
-from its2clr.config import HUB_PREFIXES, EncoderConfig, RunConfig, flatten
+from its2clr.config import HUB_PREFIXES, EncoderConfig, RunConfig
 from its2clr.engine.checkpoint import read_safetensors
 from its2clr.errors import InputError
 from its2clr.files import read_json
+from its2clr.settings import flatten
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 """Names of the weights in a folder of timm's hub layout, the best first."""
@@ -200,7 +201,7 @@ def _refuse_adapter(source: str, tensors: Mapping[str, Tensor], kind: Kind) -> N
             break
     else:
         return
-    refined = source if kind == "checkpoint" else "RUN/checkpoints/encoder-its2clr.safetensors"
+    refined = source if kind == "checkpoint" else "RUN/checkpoints/encoder-refined.safetensors"
     raise InputError(
         f"{source} is the {kind} of an adapter over features made elsewhere: it takes {hidden.shape[1]} features per "
         "tile and holds no network for tiles, so no encoder can start from it.\n"
@@ -229,7 +230,7 @@ def _read_hub(source: str) -> WeightFile:
 def _file_of_folder(folder: Path) -> Path:
     if (folder / "config.yaml").is_file():
         raise InputError(
-            f"{folder} is a run; name a file of it, such as checkpoints/encoder-its2clr.safetensors, or give the run "
+            f"{folder} is a run; name a file of it, such as checkpoints/encoder-refined.safetensors, or give the run "
             "as pretrain.start to take its encoder with all settings"
         )
     for name in HUB_FILES:

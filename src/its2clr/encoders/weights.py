@@ -8,10 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from its2clr import __version__
-from its2clr.config import EncoderConfig, ProjectorConfig, RunConfig
+from its2clr.config import FEATURES, EncoderConfig, ProjectorConfig, RunConfig
 from its2clr.encoders.adapter import adapter_encoder
-from its2clr.encoders.encoder import FEATURES, EmbeddingNetwork, create_encoder, create_projector
+from its2clr.encoders.encoder import EmbeddingNetwork, create_encoder, create_projector
 from its2clr.engine.checkpoint import load_checkpoint, load_module, save_checkpoint
+from its2clr.engine.training_state import BestCheckpoints
+from its2clr.engine.workspace import Workspace
 from its2clr.errors import InputError
 
 FOREIGN_WEIGHTS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
@@ -39,6 +41,25 @@ def save_network(path: str | Path, network: EmbeddingNetwork, config: RunConfig,
         "notes": notes,
     }
     save_checkpoint(path, network.state_dict(), state)
+
+
+class BestEncoder(BestCheckpoints):
+    """The encoders of a stage, with their projectors, that were the best when they were measured.
+
+    Args:
+        run: Where they live.
+        stage: Whose they are.
+        config: How the network is built.
+    """
+
+    def __init__(self, run: Workspace, stage: str, config: RunConfig) -> None:
+        super().__init__(run, stage)
+        self._config = config
+
+    def keep(self, epoch: int, network: EmbeddingNetwork) -> None:
+        """Write the network of an epoch; the first process does."""
+        if self._run.engine.is_writer:
+            save_network(self.path(epoch), network, self._config, {"stage": self._stage, "best_epoch": epoch})
 
 
 def check_same_network(path: str | Path, config: RunConfig) -> None:

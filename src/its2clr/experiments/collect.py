@@ -12,10 +12,9 @@ from its2clr.errors import InputError
 from its2clr.experiments.metrics import Value, read_metric
 from its2clr.experiments.plan import Job, Planner
 from its2clr.experiments.spec import Cell, Experiment
-from its2clr.files import read_json
-from its2clr.run.directory import read_metrics
+from its2clr.files import read_json, read_metrics
 from its2clr.run.evaluation import training_seconds
-from its2clr.run.stages import START
+from its2clr.run.names import START
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from its2clr.errors import InputError
-from its2clr.run.stages import END_TO_END, REFINED, START
+from its2clr.run.names import END_TO_END, REFINED, START
 from its2clr.wording import did_you_mean
 
 ENCODER_OF_STAGE = {"aggregate": START, "refine": REFINED, "end_to_end": END_TO_END}

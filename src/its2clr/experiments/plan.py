@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from its2clr.config import RunConfig, flatten, read_recipe, resolve_config
+from its2clr.config import RunConfig
 from its2clr.errors import InputError
 from its2clr.experiments.metrics import OF_FEATURES
 from its2clr.experiments.spec import BASE_DATASET, Budget, Cell, Resampling, Stage, datasets, methods, starts
 from its2clr.files import hash_files
+from its2clr.settings import flatten, read_recipe, resolve_config
 from its2clr.wording import did_you_mean
 
 _NOT_LOOKED_AT: dict[Stage, tuple[str, ...]] = {

@@ -20,7 +20,7 @@ from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
 from its2clr.run.names import encoder_names
 from its2clr.run.scores import BagScores, Model, RunScores
 
-ENCODERS = ("simclr", "its2clr", "end_to_end")
+ENCODERS = ("start", "refined", "end_to_end")
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +204,7 @@ def _predicted(path: Path) -> Source:
         instances = part["probability"].to_numpy(dtype=np.float64)
         return BagScores(bag_id, probabilities[bag_id], instances, tiles.coords, tiles.tile_size_level0, truth)
 
-    model = ScoredModel("its2clr", described.get("model", {}).get("method", "ItS2CLR"), bag)
+    model = ScoredModel("refined", described.get("model", {}).get("method", "ItS2CLR"), bag)
     return Source(path, (model,), (model,), model, places)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from its2clr.aggregators.data import BagFeatures
+from its2clr.bag_features import BagFeatures
 from its2clr.cohort import Cohort
 from its2clr.encoders.extraction import extract_features
 from its2clr.engine.devices import Engine

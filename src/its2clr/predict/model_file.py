@@ -21,11 +21,10 @@ from torch import Tensor
 
 from its2clr import __version__
 from its2clr.aggregators.base import aggregator_names
-from its2clr.aggregators.config import OptionValue
 from its2clr.aggregators.stacked import build
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.archive import read_archive, write_archive
-from its2clr.config import EncoderConfig
+from its2clr.config import EncoderConfig, OptionValue
 from its2clr.encoders.encoder import Encoder, create_encoder
 from its2clr.encoders.weights import FOREIGN_WEIGHTS
 from its2clr.engine.checkpoint import load_module
@@ -62,7 +61,7 @@ class ModelDescription(_Part):
     its2clr: str = Field(default=__version__, description="package version that wrote it")
     method: str = Field(description="how the encoder was trained, in the paper's words")
     label: str = Field(description="what the bags are classified by: the label column of the training cohort")
-    encoder_name: str = Field(description="which encoder of the run: its2clr, end_to_end or simclr")
+    encoder_name: str = Field(description="which encoder of the run: refined, end_to_end or start")
     encoder: EncoderConfig = Field(description="how to build the encoder")
     aggregator: AggregatorPart = Field(description="the aggregators whose mean is the prediction")
     plugins: tuple[str, ...] = Field(default=(), description="files or modules that the run imported")

@@ -24,9 +24,8 @@ from its2clr.predict.model_file import (
     save_model,
 )
 from its2clr.predict.tiling import Tiling
-from its2clr.run.names import encoder_names
+from its2clr.run.names import aggregator_path, encoder_names
 from its2clr.run.scores import Model, RunScores
-from its2clr.run.stages import aggregator_path
 
 
 def export_model(run: str | Path, out: str | Path | None = None, model: Model | None = None) -> Path:

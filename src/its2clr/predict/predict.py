@@ -20,7 +20,6 @@ import pandas as pd
 from its2clr import __version__
 from its2clr.cohort import Cohort, LeftOut, write_problems
 from its2clr.cohort.layout import INFO_FILE, PROBLEMS_FILE
-from its2clr.config import parse_override, resolve_config
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
 from its2clr.files import atomic_path, write_json
@@ -32,6 +31,7 @@ from its2clr.predict.model_file import TrainedModel
 from its2clr.predict.model_of_run import open_model
 from its2clr.predict.packing import pack_inputs
 from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE, SCORES
+from its2clr.settings import parse_override, resolve_config
 
 COHORT = "cohort"
 _LISTED = 10

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from its2clr.config import PretrainConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
 from its2clr.engine.guard import embedding_spread
-from its2clr.pretrain.method import Method, frozen_copy, projector_dims, rising_momentum
+from its2clr.pretrain.method import Method, frozen_copy, projector_dims, register_pretraining, rising_momentum
 
 MOMENTUM = 0.99
 
@@ -48,6 +48,7 @@ class Byol(nn.Module):
         return embedding_spread(embeddings.chunk(2)[1])
 
 
+@register_pretraining("byol")
 def byol(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
     """BYOL on the configured projector; the online encoder is kept."""
     learner = Byol(network)

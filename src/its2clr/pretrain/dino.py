@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from its2clr.config import DinoConfig, PretrainConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
-from its2clr.pretrain.method import Method, frozen_copy, rising_momentum
+from its2clr.pretrain.method import Method, frozen_copy, register_pretraining, rising_momentum
 from its2clr.training import LocalCrops
 
 MOMENTUM = 0.996
@@ -73,6 +73,7 @@ class Dino(nn.Module):
             return DINOProjectionHead(feature_dim, config.hidden_dim, config.bottleneck_dim, config.output_dim)
 
 
+@register_pretraining("dino")
 def dino(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
     """DINO; the teacher's encoder is kept. Its head is no projector for the refinement, which gets the fresh one."""
     learner = Dino(network, config.dino)
@@ -84,4 +85,4 @@ def dino(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
     local = config.dino
     crops = LocalCrops(local.local_views, local.local_scale, local.local_size) if local.local_views else None
     kept = EmbeddingNetwork(learner.teacher.encoder, network.head)
-    return Method(learner, learner.loss, kept, update, crops, learner.spread, records=False)
+    return Method(learner, learner.loss, kept, update, crops, spread=learner.spread, records=False)

@@ -1,55 +1,39 @@
 """The pretraining loop shared by every method."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from its2clr.aggregators.config import AggregatorTraining
+from its2clr.bags import Context
 from its2clr.config import PretrainConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
-from its2clr.engine.devices import Engine
-from its2clr.engine.guard import CollapseGuard, contrasted_rows
-from its2clr.pretrain.bag_labels import bag_labels
-from its2clr.pretrain.byol import byol
-from its2clr.pretrain.dino import dino
-from its2clr.pretrain.method import Method, Prepare
-from its2clr.pretrain.moco import moco
-from its2clr.pretrain.simclr import simclr
-from its2clr.pretrain.validation_checks import Checks
-from its2clr.refine.rounds import Bags
-from its2clr.run.directory import RunDirectory, TrainingState
+from its2clr.encoders.weights import BestEncoder
+from its2clr.engine.guard import CollapseGuard
+from its2clr.engine.training_state import TrainingState
+from its2clr.pretrain.method import METHODS, Method
+from its2clr.pretrain.validation_checks import Checks, ChecksFound
 from its2clr.seeds import derive_seed, torch_generator
 from its2clr.training import Batches, TrainingStep, cosine_or_constant, train_epoch, warmed_up
 
-METHODS: dict[str, Prepare] = {
-    "simclr": simclr,
-    "moco": moco,
-    "byol": byol,
-    "dino": dino,
-    "bag_labels": bag_labels,
-}
+LEAST_PATIENCE = 5
+"""Epochs in a row that must look collapsed: a fresh network starts near the collapsed loss."""
 
 
-def pretrain(
-    network: EmbeddingNetwork,
-    train: Bags,
-    validation: Bags,
-    config: PretrainConfig,
-    aggregator: AggregatorTraining,
-    engine: Engine,
-    run: RunDirectory,
-    seed: int,
-) -> EmbeddingNetwork:
+@dataclass
+class Progress(ChecksFound):
+    """What a pretraining has found so far; saved with the network."""
+
+    epochs_collapsed: int = 0
+
+
+def pretrain(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> EmbeddingNetwork:
     """Train the encoder on the training tiles; goes on from the run's last finished epoch.
 
     Args:
         network: f and psi; trained in place.
-        train: Training bags; their labels are looked at by checks and by the method `bag_labels` only.
-        validation: Validation bags, for checks.
-        config: Method and settings.
-        aggregator: What the encoder is checked with.
-        engine: Device and processes.
-        run: Where checkpoints and metrics go.
-        seed: Seed of batches and views.
+        context: Settings, bags, device and run. Bag labels are looked at by checks and by the method `bag_labels` only.
+        best: Keeps the encoder of every check that was the best so far.
 
     Returns:
         The encoder to go on with and a projector: of the last epoch, or of the best check.
@@ -58,13 +42,13 @@ def pretrain(
         InputError: Fewer than two tiles of a batch per process.
         TrainingError: The loss became not-a-number or the representation collapsed.
     """
-    tiles = train.tiles
-    batch_size = engine.divisible_batch_size("pretrain", min(config.batch_size, len(tiles)))
-    steps = len(tiles) // batch_size
-    method = prepare(network, config, seed)
+    config, engine, run, train = context.config.pretrain, context.engine, context.run, context.train
+    batch_size = engine.divisible_batch_size("pretrain", min(config.batch_size, len(train.tiles)))
+    steps = len(train.tiles) // batch_size
+    method = prepare(network, config, context.seed)
     step = TrainingStep(
         method.network,
-        tiles,
+        train.tiles,
         method.loss,
         config,
         batch_size,
@@ -73,16 +57,18 @@ def pretrain(
         crops=method.crops,
         records=method.records,
     )
-    state = TrainingState(run, "pretrain", method.network, step.optimiser)
+    progress = Progress()
+    state = TrainingState(run, "pretrain", method.network, step.optimiser, progress)
     start = state.resume()
     run.forget_after("pretrain_check", start)
-    guard = CollapseGuard("pretrain", contrasted_rows(config, batch_size), max(5, config.epochs // 10), state.notes)
-    checks = Checks(method.kept, train, validation, config, aggregator, engine, run, state.notes, seed)
+    rows = None if method.contrasted is None else method.contrasted(batch_size)
+    guard = CollapseGuard("pretrain", rows, max(LEAST_PATIENCE, config.epochs // 10), progress)
+    checks = Checks(method.kept, context, best, progress)
     labels = torch.from_numpy(train.labels[train.bag_of_instance]) if method.labelled else None
     for epoch in range(start, config.epochs):
         if checks.stopped:
             break
-        indices = epoch_indices(len(tiles), batch_size, seed, epoch)
+        indices = epoch_indices(len(train.tiles), batch_size, context.seed, epoch)
         batches = Batches(indices, None if labels is None else labels[indices])
         rates = warmed_up(cosine_or_constant(config, epoch, config.epochs, steps), epoch, config.warmup_epochs)
 
@@ -90,10 +76,11 @@ def pretrain(
             if method.update is not None:
                 method.update(before + number, config.epochs * steps)
 
-        result = train_epoch(step, batches, rates, (seed, "pretrain", epoch + 1), after_step, method.spread)
+        keys = (context.seed, "pretrain", epoch + 1)
+        result = train_epoch(step, batches, rates, keys, after_step, method.spread)
         if not method.labelled:
             guard.check(epoch + 1, result.loss, result.spread)
-        run.log("pretrain", epoch + 1, config.epochs, vars(result))
+        run.log("pretrain", epoch + 1, config.epochs, vars(result), guard.limits)
         checks.after(epoch + 1)
         state.save(epoch + 1, last=checks.stopped or epoch + 1 == config.epochs)
     return checks.best()
@@ -103,7 +90,7 @@ def prepare(network: EmbeddingNetwork, config: PretrainConfig, seed: int) -> Met
     """The configured method around a network; what it adds is drawn from the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "pretraining method"))
-        return METHODS[config.method](network, config)
+        return METHODS.find(config.method)(network, config)
 
 
 def epoch_indices(count: int, batch_size: int, seed: int, epoch: int) -> Tensor:

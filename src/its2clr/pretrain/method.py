@@ -1,4 +1,7 @@
-"""What a pretraining method is: a network with all it keeps, a loss, and what is left of it as the encoder's start."""
+"""What a pretraining method is: a network with all it keeps, a loss, and what is left of it as the encoder's start.
+
+A method is one file with one function under `@register_pretraining("name")`, and one line in `BUILT_IN`.
+"""
 
 import copy
 from collections.abc import Callable
@@ -12,6 +15,8 @@ from torch import Tensor, nn
 from its2clr.config import PretrainConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
 from its2clr.engine.guard import embedding_spread
+from its2clr.pretrain.titles import BUILT_IN
+from its2clr.registry import Registry
 from its2clr.training import LocalCrops, Objective
 
 T = TypeVar("T", bound=nn.Module)
@@ -29,9 +34,10 @@ class Method:
         kept: The encoder that the pretraining leaves, with a projector for the refinement.
         update: Called after every step with its number from 0 and the number of all steps.
         crops: Local crops it wants.
+        contrasted: Rows that the loss contrasts when a batch holds so many tiles; None where it contrasts none.
         spread: How far the embeddings of a step are spread; 0 where all tiles give the same.
         records: Whether its step can be recorded as a CUDA graph.
-        labelled: Whether the loss needs the tiles' bag labels.
+        labelled: Whether the loss needs the tiles' bag labels; such a method cannot collapse.
     """
 
     network: nn.Module
@@ -39,6 +45,7 @@ class Method:
     kept: EmbeddingNetwork
     update: Callable[[int, int], None] | None = None
     crops: LocalCrops | None = None
+    contrasted: Callable[[int], int] | None = None
     spread: Callable[[Tensor], float] = embedding_spread
     records: bool = True
     labelled: bool = False
@@ -46,6 +53,9 @@ class Method:
 
 Prepare = Callable[[EmbeddingNetwork, PretrainConfig], Method]
 """Fresh encoder and projector, settings of the pretraining -> the method; draws from the global random state."""
+
+METHODS: Registry[Prepare] = Registry("pretraining method", {name: module for name, (module, _) in BUILT_IN.items()})
+register_pretraining = METHODS.register
 
 
 def frozen_copy(module: T) -> T:
@@ -56,7 +66,7 @@ def frozen_copy(module: T) -> T:
 
 
 def rising_momentum(start: float, step: int, steps: int) -> float:
-    """Momentum that rises to one as a cosine: the copy is still when the training ends."""
+    """Momentum that rises to one as a cosine: the copy stands still when the training ends."""
     return float(cosine_schedule(step, steps, start, 1.0))
 
 

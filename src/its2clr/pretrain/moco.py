@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from its2clr.config import PretrainConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
 from its2clr.engine.guard import embedding_spread
-from its2clr.pretrain.method import Method, frozen_copy, projector_dims
+from its2clr.pretrain.method import Method, frozen_copy, projector_dims, register_pretraining
 
 MOMENTUM = 0.999
 
@@ -52,6 +52,7 @@ class Moco(nn.Module):
         return embedding_spread(embeddings.chunk(2)[0])
 
 
+@register_pretraining("moco")
 def moco(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
     """MoCo v2 on the configured projector; the query encoder is kept."""
     learner = Moco(network, config)
@@ -61,4 +62,12 @@ def moco(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
         update_momentum(learner.queries, learner.keys, momentum)
 
     # The place in the queue is looked up on the host in every step.
-    return Method(learner, learner.loss, network, update, spread=learner.spread, records=False)
+    return Method(
+        learner,
+        learner.loss,
+        network,
+        update,
+        contrasted=lambda _: config.queue_size + 2,  # the queue, the query and its key
+        spread=learner.spread,
+        records=False,
+    )

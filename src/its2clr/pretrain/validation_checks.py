@@ -1,21 +1,29 @@
 """How good an encoder is while it is pretrained: validation bag AUC of a quick aggregator, and when to stop by it."""
 
-import math
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from its2clr.aggregators.config import AggregatorTraining
-from its2clr.aggregators.training import train_aggregators
-from its2clr.config import PretrainConfig
+from its2clr.aggregators.training import aggregator_seeds, train_aggregators
+from its2clr.bags import Context
 from its2clr.encoders.encoder import EmbeddingNetwork
-from its2clr.encoders.weights import load_network, save_network
-from its2clr.engine.devices import Engine
-from its2clr.refine.rounds import Bags, aggregator_seeds
-from its2clr.run.directory import RunDirectory
+from its2clr.encoders.extraction import extract_bags
+from its2clr.encoders.weights import BestEncoder, load_network
 
-CANDIDATE = "pretrain-candidate-{epoch:04d}"
-"""Checkpoint of an encoder that was the best when it was checked; the state that names the best is saved after it."""
+
+@dataclass
+class ChecksFound:
+    """What checks have found so far.
+
+    Attributes:
+        best_validation_auc: Highest validation AUC.
+        best_epoch: The epoch it was measured after.
+        checks_without_improvement: Checks since then.
+    """
+
+    best_validation_auc: float | None = None
+    best_epoch: int | None = None
+    checks_without_improvement: int = 0
 
 
 class Checks:
@@ -23,79 +31,56 @@ class Checks:
 
     Args:
         network: The encoder that the pretraining would leave.
-        train: Training bags.
-        validation: Validation bags.
-        config: How often, how long, how patient.
-        aggregator: The run's aggregator, which the quick one is but for its epochs.
-        engine: Device and processes.
-        run: Where candidates and metrics go.
-        notes: Kept with the training's state, so that a run that goes on knows what was found.
-        seed: Seed of the aggregator; the same in every check.
+        context: Settings, bags, device and run.
+        best: Keeps the best encoder.
+        found: What was found; saved with the training's state.
     """
 
-    def __init__(
-        self,
-        network: EmbeddingNetwork,
-        train: Bags,
-        validation: Bags,
-        config: PretrainConfig,
-        aggregator: AggregatorTraining,
-        engine: Engine,
-        run: RunDirectory,
-        notes: dict[str, Any],
-        seed: int,
-    ) -> None:
-        self._network, self._train, self._validation = network, train, validation
-        self._config, self._engine, self._run, self._notes = config, engine, run, notes
-        self._aggregator = aggregator.model_copy(update={"epochs": config.check_epochs})
-        self._seeds = aggregator_seeds(seed, 1)
+    def __init__(self, network: EmbeddingNetwork, context: Context, best: BestEncoder, found: ChecksFound) -> None:
+        self._network, self._context, self._best, self._found = network, context, best, found
+        self._config = context.config.pretrain
+        self._aggregator = context.config.aggregator.model_copy(update={"epochs": self._config.check_epochs})
 
     @property
     def stopped(self) -> bool:
         """Whether patience has run out."""
         patience = self._config.patience
-        return patience is not None and self._notes.get("checks_without_improvement", 0) >= patience
+        return patience is not None and self._found.checks_without_improvement >= patience
 
     def after(self, epoch: int) -> None:
-        """Check after an epoch, if it is time; a better encoder becomes the candidate."""
-        config = self._config
+        """Check after an epoch, if it is time; a better encoder becomes the best."""
+        config, found = self._config, self._found
         if config.check_every == 0 or (epoch % config.check_every and epoch != config.epochs):
             return
         auc = self._measure()
-        improved = auc > self._notes.get("best_validation_auc", -math.inf)
+        improved = found.best_validation_auc is None or auc > found.best_validation_auc
         if improved:
-            self._notes |= {"best_validation_auc": auc, "best_epoch": epoch, "checks_without_improvement": 0}
-            if self._engine.is_writer:
-                path = self._run.checkpoint(CANDIDATE.format(epoch=epoch))
-                save_network(path, self._network, self._run.config, dict(self._notes))
+            found.best_validation_auc, found.best_epoch, found.checks_without_improvement = auc, epoch, 0
+            self._best.keep(epoch, self._network)
         else:
-            self._notes["checks_without_improvement"] += 1
-        self._run.log("pretrain_check", epoch, config.epochs, {"validation_auc": auc, "improved": improved})
+            found.checks_without_improvement += 1
+        self._context.run.log("pretrain_check", epoch, config.epochs, {"validation_auc": auc, "improved": improved})
         if self.stopped and epoch < config.epochs:
-            self._engine.say(
-                f"pretrain: no better validation bag AUC than {self._notes['best_validation_auc']:.3f} (epoch "
-                f"{self._notes['best_epoch']}) in {config.patience} checks; stopped after epoch {epoch}"
+            self._context.engine.say(
+                f"pretrain: no better validation bag AUC than {found.best_validation_auc:.3f} (epoch "
+                f"{found.best_epoch}) in {config.patience} checks; stopped after epoch {epoch}"
             )
 
     def best(self) -> EmbeddingNetwork:
         """The encoder to keep: the best one checked, or without checks the last."""
-        if "best_epoch" not in self._notes:
+        if self._found.best_epoch is None:
             return self._network
-        self._engine.barrier()
-        return load_network(self._run.checkpoint(CANDIDATE.format(epoch=self._notes["best_epoch"])))
+        self._context.engine.barrier()
+        return load_network(self._best.path(self._found.best_epoch))
 
     def _measure(self) -> float:
-        train = self._train.features(self._network.encoder, self._engine)
-        validation = self._validation.features(self._network.encoder, self._engine)
+        context = self._context
+        train, validation = (
+            extract_bags(self._network.encoder, bags, context.engine) for bags in (context.train, context.validation)
+        )
 
         def train_them() -> float:
-            found = train_aggregators(self._aggregator, train, validation, self._seeds)
+            found = train_aggregators(self._aggregator, train, validation, aggregator_seeds(context.seed, 1))
             return float(np.mean(found.validation_auc))
 
-        return self._engine.on_writer(train_them)
-
-
-def remove_candidates(run: RunDirectory) -> None:
-    """Remove what only a pretraining that is still going needs."""
-    for path in run.path.glob("checkpoints/pretrain-candidate-*.safetensors") if run.engine.is_writer else ():
-        path.unlink()
+        return context.engine.on_writer(train_them)

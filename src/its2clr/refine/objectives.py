@@ -1,21 +1,21 @@
-"""What the encoder learns from labelled instances: the contract of an objective, and the registry of their names.
+"""What the encoder learns from labelled instances: the contract of an objective, the registry, and the built-in ones.
 
-An objective is one file with one function under `@register_objective("name")`; it is then a value of the setting
-`refine.objective`. Loop, sampling, refresh and selection are the same for all of them.
+An objective is one function under `@register_objective("name")`; it is then a value of the setting
+`refine.objective`. Loop, sampling, updates and selection are the same for all of them.
 """
 
-import difflib
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor, nn
+
 from its2clr.config import RefineConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
-from its2clr.errors import InputError
+from its2clr.losses.cross_entropy import cross_entropy_loss
+from its2clr.losses.supcon import gathered_supervised_contrastive_loss
+from its2clr.registry import Registry
+from its2clr.seeds import torch_generator
 from its2clr.training import Objective
-
-BUILT_IN = ("its2clr.refine.supcon", "its2clr.baselines.cross_entropy")
-"""Modules of the package that register an objective."""
 
 
 @dataclass(frozen=True)
@@ -34,40 +34,29 @@ class Prepared:
 
 
 Prepare = Callable[[EmbeddingNetwork, RefineConfig, int], Prepared]
-"""Network with SimCLR's projector as head, settings of the refinement, seed -> what is trained, and with which loss."""
+"""Network with the start's projector as head, settings of the refinement, seed -> what is trained, and the loss."""
 
-_REGISTRY: dict[str, Prepare] = {}
-
-
-def register_objective(name: str) -> Callable[[Prepare], Prepare]:
-    """Decorator that makes an objective available under a name."""
-
-    def add(prepare: Prepare) -> Prepare:
-        known = _REGISTRY.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (prepare.__module__, prepare.__qualname__):
-            raise InputError(f"an objective named {name!r} is registered already: {known.__module__}")
-        _REGISTRY[name] = prepare
-        return prepare
-
-    return add
+OBJECTIVES: Registry[Prepare] = Registry("objective", {})
+register_objective = OBJECTIVES.register
 
 
-def objective_names() -> list[str]:
-    """Names that `refine.objective` may have, sorted."""
-    for module in BUILT_IN:
-        importlib.import_module(module)
-    return sorted(_REGISTRY)
+@register_objective("supervised_contrastive")
+def supervised_contrastive(network: EmbeddingNetwork, config: RefineConfig, seed: int) -> Prepared:  # noqa: ARG001
+    """Equation 2 over both views of the batch and over all processes, on the start's projector."""
+
+    def loss(embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:
+        assert labels is not None
+        return gathered_supervised_contrastive_loss(embeddings, labels, anchors, config.temperature)
+
+    return Prepared(network, loss, contrastive=True)
 
 
-def find_objective(name: str) -> Prepare:
-    """The objective of a name.
-
-    Raises:
-        InputError: There is none; the closest is named.
-    """
-    known = objective_names()
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f", did you mean {close[0]!r}?" if close else ""
-        raise InputError(f"refine.objective: no objective named {name!r}{hint} (known: {', '.join(known)})")
-    return _REGISTRY[name]
+@register_objective("cross_entropy")
+def cross_entropy(network: EmbeddingNetwork, config: RefineConfig, seed: int) -> Prepared:  # noqa: ARG001
+    """A linear classifier in place of the projector, trained with the pseudo labels as they are."""
+    classifier = nn.Linear(network.encoder.feature_dim, 1)
+    nn.init.normal_(
+        classifier.weight, std=0.01, generator=torch_generator(classifier.weight.device, seed, "classifier")
+    )
+    nn.init.zeros_(classifier.bias)
+    return Prepared(EmbeddingNetwork(network.encoder, classifier), cross_entropy_loss)

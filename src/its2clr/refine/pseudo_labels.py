@@ -76,31 +76,6 @@ def pseudo_labels(
     return positive
 
 
-def trust(probabilities: NDArray[np.float32], trusted: NDArray[np.int8] | None) -> NDArray[np.float32]:
-    """Probabilities in which an instance that a person marked has the probability of what it is.
-
-    Args:
-        probabilities: (N,) in flat order.
-        trusted: (N,) 1, 0, or -1 where nobody says; None: nobody says anything.
-    """
-    return probabilities if trusted is None else np.where(trusted < 0, probabilities, trusted).astype(np.float32)
-
-
-def with_trusted(pools: Pools, trusted: NDArray[np.int8] | None) -> Pools:
-    """Pools in which every trusted instance is used, whatever the pacing: a negative counts like a negative bag's."""
-    if trusted is None:
-        return pools
-
-    def others(rows: Indices) -> Indices:
-        return rows[trusted[rows] < 0]
-
-    return Pools(
-        negative_bag=np.union1d(others(pools.negative_bag), np.flatnonzero(trusted == 0)),
-        pseudo_positive=np.union1d(others(pools.pseudo_positive), np.flatnonzero(trusted == 1)),
-        pseudo_negative=others(pools.pseudo_negative),
-    )
-
-
 def negative_bag_threshold(probabilities: NDArray[np.floating[Any]], rate: float) -> float:
     """The smallest score that at most a share `rate` of known negatives exceed.
 

@@ -5,37 +5,37 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from its2clr.bags import Bags
 from its2clr.config import RefineConfig
 from its2clr.errors import TrainingError
+from its2clr.refine.labels import InstanceLabels
 from its2clr.refine.pacing import Pacing
 from its2clr.refine.pseudo_labels import Indices, Pools, partition
-from its2clr.refine.rounds import Bags
 from its2clr.seeds import numpy_generator
 from its2clr.training import Batches
 
 
-def epoch_pools(probabilities: Tensor, threshold: float, train: Bags, config: RefineConfig, epoch: int) -> Pools:
+def epoch_pools(labels: InstanceLabels | None, train: Bags, config: RefineConfig, epoch: int) -> Pools:
     """The instances an epoch (1 to T) may use, as section 3.2 selects them.
 
     Self-paced: in the warm-up, all pseudo-positives against the negative bags; after it the most confident share r.
     Without self-pacing, and with true labels: every label from the first epoch on.
 
     Args:
-        probabilities: (N,) of the training instances.
-        threshold: Above it an instance is pseudo-positive.
+        labels: Of the training instances.
         train: Training bags.
         config: Settings of Algorithm 1.
         epoch: 1 to T.
     """
+    assert labels is not None, "the first round passes the gate, so there are labels"
     pacing = Pacing(config.initial_ratio, config.final_ratio, config.warmup_epochs, config.epochs)
     warming_up = is_warm_up(config, epoch)
     bag = train.bag_of_instance
     pools = partition(
-        probabilities.numpy(),
+        labels.probabilities,
         train.labels[bag],
-        threshold,
+        labels.threshold,
         ratio=pacing.ratio(epoch) if is_paced(config) and not warming_up else 1.0,
         bag_ids=bag,
     )

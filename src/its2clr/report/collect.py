@@ -17,13 +17,12 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.layout import PROBLEMS_FILE
 from its2clr.config import RunConfig
 from its2clr.errors import InputError, Its2clrError
-from its2clr.files import read_json
+from its2clr.files import read_json, read_metrics
 from its2clr.report.rounds import rounds_of_results, rounds_of_training
 from its2clr.report.state import State, state_of
-from its2clr.run.directory import read_metrics, read_run_config
-from its2clr.run.names import encoder_names
+from its2clr.run.names import ENCODERS, END_TO_END, REFINED, START, encoder_names
+from its2clr.run.saved import read_run_config
 from its2clr.run.scores import Model
-from its2clr.run.stages import ENCODERS, END_TO_END, REFINED, START
 
 T = TypeVar("T")
 UNREADABLE = (Its2clrError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError)

@@ -26,8 +26,7 @@ from its2clr.report.tiles import (
     wrong_bags,
     wrong_instances,
 )
-from its2clr.run.names import encoder_names, refinement_name
-from its2clr.run.stages import REFINED, START
+from its2clr.run.names import REFINED, START, encoder_names, refinement_name
 
 
 class Strip(NamedTuple):
@@ -215,7 +214,7 @@ def _training(facts: RunFacts) -> dict[str, Any]:
     return {
         "rounds_figure": facts.attempt("Rounds", lambda: panels.rounds(facts.rounds)) if facts.rounds else None,
         "rounds_table": facts.attempt("Rounds", lambda: tables.rounds_table(facts.rounds)) if facts.rounds else None,
-        "training_figure": facts.attempt("Training", lambda: panels.training(facts.metrics, facts.config)),
+        "training_figure": facts.attempt("Training", lambda: panels.training(facts.metrics)),
         "training_words": words.training_words(facts.metrics),
         "health": facts.attempt("Health", lambda: words.health_checks(health, facts.config.refine)) if health else None,
         "health_warnings": list((health or {}).get("warnings", ())),

@@ -6,8 +6,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from its2clr.config import RunConfig
-from its2clr.engine.guard import contrasted_rows
 from its2clr.report import curves, figures
 from its2clr.report.collect import Scored
 from its2clr.report.curves import Decisions
@@ -84,19 +82,15 @@ def rounds(found: Sequence[dict[str, Any]]) -> Markup:
     return figures.lines("rounds-figure", "Per round: " + ", ".join(panel.title for panel in shown), shown)
 
 
-def training(metrics: Sequence[dict[str, Any]], config: RunConfig) -> Markup | None:
+def training(metrics: Sequence[dict[str, Any]]) -> Markup | None:
     """Loss and spread (or validation AUC) per epoch of every stage."""
-    rows = {
-        "pretrain": contrasted_rows(config.pretrain, config.pretrain.batch_size),
-        "refine": 2 * config.refine.batch_size,
-    }
     panels = []
     for stage in ("pretrain", "refine", "end_to_end"):
         entries = [entry for entry in metrics if entry["stage"] == stage]
         name = stage.replace("_", " ")
         if losses := _lines(entries, {"loss": "loss"}):
-            contrasted = rows.get(stage) if any("spread" in entry for entry in entries) else None
-            limit = None if contrasted is None else ("one point", math.log(contrasted - 1))
+            limits = [entry["collapsed_loss"] for entry in entries if "collapsed_loss" in entry]
+            limit = ("one point", limits[-1]) if limits else None
             panels.append(Panel(f"{name}: loss", "epoch", losses, limit=limit))
         if spreads := _lines(entries, {"spread": "spread"}):
             panels.append(Panel(f"{name}: spread of embeddings", "epoch", spreads))

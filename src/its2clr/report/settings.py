@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from its2clr.config import RunConfig, flatten, recipe_names, resolve_config
+from its2clr.config import RunConfig
+from its2clr.settings import flatten, recipe_names, resolve_config
 
 
 class Setting(NamedTuple):

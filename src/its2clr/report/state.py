@@ -1,6 +1,5 @@
 """How far a run has come, from its files alone: finished, going, stopped or failed, and which command goes on."""
 
-import math
 import shlex
 import time
 from collections.abc import Sequence
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from its2clr.config import RunConfig
-from its2clr.engine.guard import LOSS_TOLERANCE, MIN_SPREAD, contrasted_rows
+from its2clr.engine.guard import LOSS_TOLERANCE, MIN_SPREAD
 from its2clr.errors import InputError
 from its2clr.files import read_json, write_json
-from its2clr.run.stages import END_TO_END, REFINED
+from its2clr.run.names import END_TO_END, REFINED
 
 FAILURE_FILE = "failure.json"
 """Why the last `fit` of a run ended early; removed when the next one starts."""
@@ -52,7 +51,7 @@ def state_of(run: Path, config: RunConfig, metrics: Sequence[dict[str, Any]]) ->
     """
     stages = finished_stages(run)
     error = read_failure(run)
-    collapse = collapsed(config, metrics, stages)
+    collapse = collapsed(metrics, stages)
     folder = shlex.quote(str(run))
     reached = _reached(config, metrics, stages)
     again = f"its2clr {_training_command(metrics)} --out {folder}"
@@ -152,19 +151,11 @@ def said_age(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-def collapsed(config: RunConfig, metrics: Sequence[dict[str, Any]], stages: dict[str, Any]) -> str | None:
+def collapsed(metrics: Sequence[dict[str, Any]], stages: dict[str, Any]) -> str | None:
     """Whether an unfinished contrastive stage ended with all embeddings at one point; said with advice."""
-    contrasted = {
-        "pretrain": contrasted_rows(config.pretrain, config.pretrain.batch_size),
-        "refine": 2 * config.refine.batch_size,
-    }
-    for stage, rows in contrasted.items():
-        if rows is None:
-            continue
-        entries = [entry for entry in metrics if entry["stage"] == stage]
-        limit = math.log(rows - 1)
-        last = entries[-2:]
-        flat = [e for e in last if abs(e["loss"] - limit) < LOSS_TOLERANCE * limit and e["spread"] < MIN_SPREAD]
+    for stage in ("pretrain", "refine"):
+        last = [entry for entry in metrics if entry["stage"] == stage][-2:]
+        flat = [entry for entry in last if "collapsed_loss" in entry and is_collapsed(entry)]
         if stage not in stages and len(flat) == 2:
             return (
                 f"{stage}: the representation collapsed to one point (loss {last[-1]['loss']:.3f}, which a single "
@@ -173,6 +164,12 @@ def collapsed(config: RunConfig, metrics: Sequence[dict[str, Any]], stages: dict
                 "pretraining."
             )
     return None
+
+
+def is_collapsed(entry: dict[str, Any]) -> bool:
+    """Whether an epoch's loss and spread are those of a single point."""
+    limit = entry["collapsed_loss"]
+    return bool(abs(entry["loss"] - limit) < LOSS_TOLERANCE * limit and entry["spread"] < MIN_SPREAD)
 
 
 def _reached(config: RunConfig, metrics: Sequence[dict[str, Any]], stages: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from its2clr.evaluation import health as limits
 from its2clr.refine.corrections import FILE as CORRECTIONS
 from its2clr.report.collect import RunFacts, Scored
 from its2clr.report.curves import Decisions
-from its2clr.run.stages import REFINED, START
+from its2clr.run.names import REFINED, START
 
 FEW_BAGS = 20
 """With fewer test bags of a class than this, one bag weighs five points of sensitivity or specificity."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
-from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.trained import TrainedAggregators
+from its2clr.bag_features import BagFeatures
 from its2clr.cohort import Cohort
 from its2clr.cohort.splits import SPLITS
 from its2clr.config import RunConfig
@@ -26,11 +26,10 @@ from its2clr.evaluation.pseudo_labels import pseudo_label_quality
 from its2clr.evaluation.retrainings import summarise
 from its2clr.evaluation.separation import class_separation
 from its2clr.evaluation.witness_rate import estimate_witness_rate
-from its2clr.files import atomic_path, read_json, write_json
+from its2clr.files import atomic_path, read_json, read_metrics, write_json
 from its2clr.refine.rounds import threshold_by_rule
-from its2clr.run.directory import read_metrics
-from its2clr.run.names import refinement_name, start_name
-from its2clr.run.stages import ENCODERS, END_TO_END, REFINED, START, Stages
+from its2clr.run.names import ENCODERS, REFINED, START, encoder_names
+from its2clr.run.stages import Stages
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     results |= {
         "cohort": {"path": str(run.cohort), **describe(cohort)},
         "aggregator": own,
-        "start": start_name(run.config),
-        "method": refinement_name(run.config.refine),
+        "names": encoder_names(run.config),
         "seconds": training_seconds(run.path),
     }
     if run.done("refine") is not None:
@@ -287,16 +285,17 @@ def _rounds(stages: Stages, train: Cohort) -> list[dict[str, Any]]:
 
 def _health(stages: Stages, final: dict[str, Scores]) -> dict[str, Any]:
     """What bag labels alone can tell about the pseudo labels, per round and for the final models."""
-    labels, offsets = stages.train.labels, stages.train.offsets
+    train, validation = stages.context.train, stages.context.validation
+    labels, offsets = train.labels, train.offsets
     tables = _round_tables(stages.run.path)
     probabilities = [table.filter(regex=r"^probability_\d+$").to_numpy().T for _, table in tables]
     thresholds = [found.get("threshold", stages.config.refine.threshold) for found, _ in tables]
     report = health_report(probabilities, labels, offsets, thresholds)
-    own = threshold_by_rule(stages.config.refine, stages.validation, final["val"].instance_probability)
+    own = threshold_by_rule(stages.config.refine, validation, final["val"].instance_probability)
     last = health_report([final["train"].instances], labels, offsets, [own])
-    of_bag = stages.validation.labels[stages.validation.bag_of_instance]
+    of_bag = validation.labels[validation.bag_of_instance]
     witness_rate = estimate_witness_rate(final["val"].instance_probability, of_bag)
-    aucs = [found.get("selection_auc", found["validation_auc"]) for found, _ in tables]
+    aucs = [found["validation_auc"] for found, _ in tables]
     kept = start_kept(aucs, [found["improved"] for found, _ in tables])
     warnings = [*([] if kept is None else [kept]), *warnings_of(last)]
     return {**report, "final": last["rounds"][0], "witness_rate": witness_rate, "warnings": warnings}
@@ -345,7 +344,7 @@ def _places(cohort: Cohort) -> pd.DataFrame:
 
 def results_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Rows of the closing table: model, test bag AUC, test instance AUC; each mean (deviation) [interval]."""
-    names = {START: results.get("start", "SimCLR"), REFINED: results["method"], END_TO_END: "End to end"}
+    names = results["names"]
     rows = []
     for encoder in (name for name in ENCODERS if name in results):
         found = {results["aggregator"]: results[encoder].get("test")} | results[encoder].get("aggregators", {})

@@ -19,7 +19,7 @@ def pack_run_features(stages: Stages, encoder: str, out: Path) -> FeatureSummary
 
     Args:
         stages: The run.
-        encoder: Whose features: simclr, its2clr or end_to_end.
+        encoder: Whose features: start, refined or end_to_end.
         out: The cohort folder; new, empty, or begun with the same run.
 
     Raises:

@@ -1,27 +1,42 @@
-"""What the models of a run are called, in the paper's words."""
+"""The encoders of a run: what they are called in files and commands, and in words."""
 
 from pathlib import Path
+from urllib.parse import quote
 
-from its2clr.config import RefineConfig, RunConfig
-from its2clr.encoders.encoder import FEATURES
+from its2clr.config import FEATURES, RefineConfig, RunConfig
+from its2clr.pretrain.titles import method_title
+from its2clr.run.saved import read_run_config
 
-METHOD_NAMES = {
-    "simclr": "SimCLR",
-    "moco": "MoCo",
-    "byol": "BYOL",
-    "dino": "DINO",
-    "bag_labels": "Bag labels on tiles",
+START = "start"
+"""The encoder before refinement: pretrained, given, or of a cohort of features the features themselves."""
+REFINED = "refined"
+END_TO_END = "end_to_end"
+STAGE_OF = {START: "pretrain", REFINED: "refine", END_TO_END: "end_to_end"}
+"""The stage that makes each encoder."""
+ENCODERS = tuple(STAGE_OF)
+_OTHER_CHECKPOINTS = {
+    f"encoder-{REFINED}.safetensors": "Refined before",
+    f"encoder-{END_TO_END}.safetensors": "End to end",
 }
-OTHER_CHECKPOINTS = {"encoder-its2clr.safetensors": "Refined before", "encoder-end_to_end.safetensors": "End to end"}
 """Encoders of a run that are not its start; that of a corrected run was refined already."""
+
+
+def encoder_file(run: Path, encoder: str) -> Path:
+    """Where a run keeps an encoder."""
+    return run / "checkpoints" / f"encoder-{encoder}.safetensors"
+
+
+def aggregator_path(run: Path, encoder: str, name: str | None = None) -> Path:
+    """Where a run keeps an encoder's trained aggregators; `name` is of another aggregator than the run's own."""
+    return run / "aggregators" / f"{encoder if name is None else f'{encoder}-{quote(name)}'}.safetensors"
 
 
 def encoder_names(config: RunConfig) -> dict[str, str]:
     """The name of each encoder: before refinement, refined, trained end to end."""
     return {
-        "simclr": start_name(config),
-        "its2clr": refinement_name(config.refine),
-        "end_to_end": "End to end",
+        START: start_name(config),
+        REFINED: refinement_name(config.refine),
+        END_TO_END: "End to end",
     }
 
 
@@ -32,14 +47,12 @@ def start_name(config: RunConfig) -> str:
         if config.encoder.name == FEATURES:
             return "Frozen features"
         if config.pretrain.epochs > 0:
-            return METHOD_NAMES[config.pretrain.method]
+            return method_title(config.pretrain.method)
         if config.encoder.weights is not None:
             return "Given weights"
         return "Pretrained weights" if config.encoder.pretrained else "Random"
-    if Path(start).name in OTHER_CHECKPOINTS:
-        return OTHER_CHECKPOINTS[Path(start).name]
-    from its2clr.run.directory import read_run_config
-
+    if Path(start).name in _OTHER_CHECKPOINTS:
+        return _OTHER_CHECKPOINTS[Path(start).name]
     other = read_run_config(start if Path(start).is_dir() else Path(start).parents[1])
     return "Given start" if other is None else start_name(other[0])
 

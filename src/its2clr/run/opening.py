@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from its2clr.cohort.layout import INFO_FILE, CohortInfo, read_info
-from its2clr.config import EncoderConfig, RunConfig, resolve_config
-from its2clr.encoders.encoder import FEATURES
+from its2clr.config import FEATURES, EncoderConfig, RunConfig
 from its2clr.encoders.weight_files import with_constants
 from its2clr.encoders.weights import check_same_network
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
 from its2clr.plugins import import_plugins
-from its2clr.run.directory import RunDirectory, read_run_config
-from its2clr.run.stages import REFINED, Stages, started_from
+from its2clr.run.directory import RunDirectory
+from its2clr.run.names import REFINED
+from its2clr.run.saved import read_run_config
+from its2clr.run.stages import Stages, started_from
+from its2clr.settings import resolve_config
 
 
 def open_run(

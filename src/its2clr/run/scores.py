@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from its2clr.cohort import Cohort
 from its2clr.errors import InputError
 from its2clr.files import read_json
-from its2clr.run.directory import read_run_config
+from its2clr.run.saved import read_run_config
 
 
 class Model(NamedTuple):
-    """A trained pair of encoder ("simclr", "its2clr" or "end_to_end") and aggregator."""
+    """A trained pair of encoder ("start", "refined" or "end_to_end") and aggregator."""
 
     encoder: str
     aggregator: str
@@ -103,7 +103,7 @@ class RunScores:
     def best(self) -> Model:
         """The model a user wants: the refined encoder with the run's aggregator, or what there is instead."""
         own = self.config.aggregator.name
-        wanted = [Model(encoder, own) for encoder in ("its2clr", "end_to_end", "simclr")]
+        wanted = [Model(encoder, own) for encoder in ("refined", "end_to_end", "start")]
         return next((model for model in wanted if model in self.models), self.models[0])
 
     def bag(self, bag_id: str, model: Model | None = None) -> BagScores:

@@ -7,47 +7,39 @@ A stage reads what the one before wrote into the run directory. Nothing here can
 import time
 from functools import cached_property
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from its2clr.aggregators import create_aggregator
-from its2clr.aggregators.config import AggregatorTraining
-from its2clr.aggregators.data import BagFeatures
 from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
-from its2clr.aggregators.training import train_aggregators
-from its2clr.baselines import end_to_end as baseline
+from its2clr.aggregators.training import aggregator_seeds, train_aggregators
+from its2clr.bag_features import BagFeatures
+from its2clr.bags import Bags, Context
+from its2clr.baselines.end_to_end import AGGREGATOR, train_end_to_end
 from its2clr.cohort import Cohort
-from its2clr.cohort.features.feature_file import FeatureFile, feature_path, read_feature_file, write_feature_file
+from its2clr.config import AggregatorTraining
 from its2clr.encoders.adapter import FeatureAdapter
 from its2clr.encoders.encoder import EmbeddingNetwork, check_tile_size
-from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.foreign import load_weights
 from its2clr.encoders.weight_files import read_weights
-from its2clr.encoders.weights import create_network, load_network, save_network
+from its2clr.encoders.weights import BestEncoder, create_network, load_network, save_network
 from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice, peak_memory, said_peak_memory
 from its2clr.errors import InputError
-from its2clr.files import hash_files, write_json
-from its2clr.pretrain import pretrain
-from its2clr.pretrain.validation_checks import remove_candidates as remove_checked
-from its2clr.refine.algorithm import refine, remove_candidates
+from its2clr.files import write_json
+from its2clr.pretrain.loop import pretrain
+from its2clr.pretrain.method import METHODS
+from its2clr.refine.algorithm import refine
 from its2clr.refine.corrections import trusted_instances
 from its2clr.refine.finetuning import check_limits
-from its2clr.refine.objectives import find_objective
-from its2clr.refine.rounds import Bags, aggregator_seeds
+from its2clr.refine.labels import CorrectedLabels, GroundTruth, LabelSource, PseudoLabels, Trusted
+from its2clr.refine.objectives import OBJECTIVES
 from its2clr.run.directory import RunDirectory
+from its2clr.run.features import RunFeatures
+from its2clr.run.names import ENCODERS, END_TO_END, REFINED, STAGE_OF, START, aggregator_path, encoder_file
 from its2clr.seeds import derive_seed
-from its2clr.tile_store import TileStore
-
-START = "simclr"
-REFINED = "its2clr"
-END_TO_END = "end_to_end"
-STAGE_OF = {START: "pretrain", REFINED: "refine", END_TO_END: "end_to_end"}
-"""The stage that makes each encoder."""
-ENCODERS = tuple(STAGE_OF)
 
 
 class Stages:
@@ -57,17 +49,20 @@ class Stages:
         run: The run directory; a finished stage is not done again.
         engine: Device and processes.
         write_features: Whether features are written to the run, or only held in memory.
+
+    Raises:
+        InputError: The settings name an aggregator, objective or pretraining method that does not exist: that should
+            not wait for the end of pretraining.
     """
 
     def __init__(self, run: RunDirectory, engine: Engine, *, write_features: bool = True) -> None:
         self.run, self.engine, self.config = run, engine, run.config
-        self._write_features = write_features
-        self._held: dict[tuple[str, ...], torch.Tensor] = {}
+        self._features = RunFeatures(run, engine, write=write_features)
         self._seen: set[str] = set()
-        # A wrong name or option should not wait for the end of pretraining.
         for aggregator in {self.config.aggregator.name: self.config.aggregator, **self._readers()}.values():
             create_aggregator(aggregator.name, 64, **aggregator.options)
-        find_objective(self.config.refine.objective)
+        OBJECTIVES.find(self.config.refine.objective)
+        METHODS.find(self.config.pretrain.method)
 
     @cached_property
     def cohort(self) -> Cohort:
@@ -79,17 +74,14 @@ class Stages:
         return cohort.without_test()
 
     @cached_property
-    def train(self) -> Bags:
-        """Training bags, decoded once."""
-        return Bags(self.cohort.split("train"), self.engine)
+    def context(self) -> Context:
+        """What every training works on; tiles are decoded once, when they are first needed."""
+        train, validation = (Bags(self.cohort.split(name), self.engine) for name in ("train", "val"))
+        self._features.reuse(train, validation)
+        return Context(self.config, train, validation, self.engine, self.run)
 
     @cached_property
-    def validation(self) -> Bags:
-        """Validation bags, decoded once."""
-        return Bags(self.cohort.split("val"), self.engine)
-
-    @cached_property
-    def trusted(self) -> NDArray[np.int8] | None:
+    def trusted(self) -> Trusted | None:
         """What a person marked of the training instances, where the settings name corrections; see `corrections`."""
         if self.config.refine.corrections is None:
             return None
@@ -103,52 +95,37 @@ class Stages:
         config = self.config.pretrain
         network = self._start_network()
         self._check_fits(network)
+        best = BestEncoder(self.run, "pretrain", self.config)
         if config.start is not None:
             self.engine.say(f"pretrain: taken from {config.start}")
         elif isinstance(network.encoder, FeatureAdapter):
-            network.encoder.learn_statistics(self.train.tiles.images)
+            network.encoder.learn_statistics(self.context.train.tiles.images)
             self.engine.say("pretrain: the cohort holds features, which are the start")
         elif config.epochs > 0:
             if config.method == "dino" and config.dino.local_size is not None:
                 check_tile_size(network.encoder, config.dino.local_size, crops=True)
-            self.engine.say(f"pretrain: {config.method} on {len(self.train.tiles)} training tiles")
+            self.engine.say(f"pretrain: {config.method} on {len(self.context.train.tiles)} training tiles")
             with self.run.lock(), memory_advice("pretrain"):
-                network = pretrain(
-                    network,
-                    self.train,
-                    self.validation,
-                    config,
-                    self.config.aggregator,
-                    self.engine,
-                    self.run,
-                    self.config.seed,
-                )
-        self._save(START, network)
+                network = pretrain(network, self.context, best)
+        if self.engine.is_writer:
+            save_network(encoder_file(self.run.path, START), network, self.config, {"name": START})
+        self.engine.barrier()
         trained = config.start is None and self.cohort.kind == "tiles"
         self._mark_done("pretrain", epochs=config.epochs if trained else 0)
-        remove_checked(self.run)
+        best.remove()
 
     def refine(self) -> None:
-        """Algorithm 1, from the pretrained encoder."""
+        """Algorithm 1, from the start."""
         if self._skip("refine"):
             return
         self.pretrain()
         self.engine.say(f"refine: Algorithm 1 for {self.config.refine.epochs} epochs")
+        best = BestEncoder(self.run, "refine", self.config)
         with self.run.lock(), memory_advice("refine"):
-            refine(
-                load_network(self.run.checkpoint(f"encoder-{START}")),
-                self.train,
-                self.validation,
-                self.config.refine,
-                self.config.aggregator,
-                self.engine,
-                self.run,
-                self.config.seed,
-                self._instance_labels(),
-                self.trusted,
-            )
+            epoch = refine(load_network(encoder_file(self.run.path, START)), self.context, self._label_source(), best)
+            best.hand_over(epoch, encoder_file(self.run.path, REFINED))
         self._mark_done("refine", epochs=self.config.refine.epochs)
-        remove_candidates(self.run)
+        best.remove()
 
     def end_to_end(self) -> None:
         """Encoder and aggregator trained together on whole bags: a baseline, beside the refinement."""
@@ -159,26 +136,19 @@ class Stages:
             raise InputError(f"{self.cohort.path}: holds features; end to end needs the tiles themselves")
         if config.start == "pretrained":
             self.pretrain()
-            network = load_network(self.run.checkpoint(f"encoder-{START}"))
+            network = load_network(encoder_file(self.run.path, START))
         else:
             network = self._fresh_network()
-        self.engine.say(f"end to end: {len(self.train.labels)} training bags for {config.epochs} epochs")
+        self.engine.say(f"end to end: {len(self.context.train.labels)} training bags for {config.epochs} epochs")
+        best = BestEncoder(self.run, "end_to_end", self.config)
         with self.run.lock(), memory_advice("end_to_end"):
-            baseline.train_end_to_end(
-                network,
-                self.train,
-                self.validation,
-                config,
-                self.config.aggregator,
-                self.engine,
-                self.run,
-                self.config.seed,
-                self._aggregator_path(END_TO_END),
-            )
+            epoch = train_end_to_end(network, self.context, best)
+            best.hand_over(epoch, encoder_file(self.run.path, END_TO_END))
+            best.hand_over(epoch, aggregator_path(self.run.path, END_TO_END), AGGREGATOR)
         # Its aggregator first: an encoder that is there without one would get an aggregator trained on frozen features.
         self._mark_done(_aggregate_stage(END_TO_END), retrainings=1)
         self._mark_done("end_to_end", epochs=config.epochs)
-        baseline.remove_candidates(self.run)
+        best.remove()
 
     def aggregate(self, encoder: str, aggregator: str | None = None) -> TrainedAggregators:
         """Train an aggregator on an encoder's frozen features, once per seed; validation picks each one's epoch.
@@ -190,13 +160,15 @@ class Stages:
         """
         config = self._aggregator(aggregator)
         name = None if config is self.config.aggregator else aggregator
-        path = self._aggregator_path(encoder, name)
+        path = aggregator_path(self.run.path, encoder, name)
         stage = _aggregate_stage(encoder, name)
         if not self._skip(stage):
             self._require(encoder)
             started = time.perf_counter()
-            train = self.features(encoder, self.cohort.split("train"), self.train.labels)
-            validation = self.features(encoder, self.cohort.split("val"), self.validation.labels)
+            train, validation = (
+                self.features(encoder, bags.cohort, bags.labels)
+                for bags in (self.context.train, self.context.validation)
+            )
             self.engine.on_writer(lambda: self._train_aggregators(stage, config, train, validation).save(path))
             seconds = time.perf_counter() - started
             self._mark_done(stage, retrainings=self.config.evaluation.retrainings, seconds=seconds)
@@ -221,20 +193,14 @@ class Stages:
             return START
         return REFINED
 
-    def features(
-        self, encoder: str, cohort: Cohort, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
-    ) -> BagFeatures:
-        """An encoder's features of a cohort's bags: from the run's feature files, or extracted and written there.
+    def features(self, encoder: str, cohort: Cohort, labels: NDArray[np.int64] | None = None) -> BagFeatures:
+        """An encoder's features of the bags of the run's cohort, kept; see `RunFeatures.of`.
 
-        Args:
-            encoder: "simclr", "its2clr" or "end_to_end".
-            cohort: Bags to represent; its labels are not looked at.
-            labels: Bag labels to attach, where the caller may know them.
+        Raises:
+            InputError: There is no such encoder (yet).
         """
         self._require(encoder)
-        flat = self._read_or_extract(encoder, cohort) if self._write_features else self._held_features(encoder, cohort)
-        known = None if labels is None else torch.from_numpy(labels)
-        return BagFeatures(flat.to(self.engine.device), torch.from_numpy(cohort.offsets()), known)
+        return self._features.of(encoder, cohort, labels)
 
     def represent(self, encoder: str, cohort: Cohort) -> BagFeatures:
         """An encoder's features of any cohort's bags, computed and not kept."""
@@ -245,7 +211,11 @@ class Stages:
                 f"{cohort.path}: tiles of {cohort.tile_size} px, this run was trained on {wanted} px; pack these bags "
                 f"with --tile-size {wanted}"
             )
-        return BagFeatures(self._extract(encoder, cohort), torch.from_numpy(cohort.offsets()))
+        return BagFeatures(self._features.extract(encoder, cohort), torch.from_numpy(cohort.offsets()))
+
+    def feature_maker(self, encoder: str) -> str:
+        """What feature files of this run say they were made with."""
+        return self._features.maker(encoder)
 
     def fit(self) -> None:
         """Every stage of training, in order; a reader of its own is trained on both encoders too."""
@@ -273,9 +243,6 @@ class Stages:
         create_aggregator(name, 64)
         return own.model_copy(update={"name": name, "options": {}})
 
-    def _aggregator_path(self, encoder: str, name: str | None = None) -> Path:
-        return aggregator_path(self.run.path, encoder, name)
-
     def _train_aggregators(
         self, stage: str, config: AggregatorTraining, train: BagFeatures, validation: BagFeatures
     ) -> TrainedAggregators:
@@ -291,47 +258,19 @@ class Stages:
         self.engine.say(f"{stage}: {config.name}, validation bag AUC of {len(seeds)} seeds: {found}")
         return trained
 
-    def _read_or_extract(self, encoder: str, cohort: Cohort) -> torch.Tensor:
-        maker = f"{self.config.encoder.name} {encoder} {hash_files(self.run.checkpoint(f'encoder-{encoder}'))}"
-        folder = self.run.path / "features" / encoder
-        paths = [feature_path(folder, bag_id) for bag_id in cohort.bags["bag_id"]]
-        files = [read_feature_file(path) if path.is_file() else None for path in paths]
-        if self.engine.broadcast(any(file is None or file.encoder != maker for file in files)):
-            flat = self._extract(encoder, cohort)
-            if self.engine.is_writer:
-                write_features(cohort, flat.cpu().numpy(), folder, maker)
-        else:
-            flat = torch.from_numpy(np.concatenate([file.features for file in files if file is not None]))
-        self.engine.barrier()
-        return flat
-
-    def _held_features(self, encoder: str, cohort: Cohort) -> torch.Tensor:
-        key = (encoder, *cohort.bags["bag_id"])
-        if key not in self._held:
-            self._held[key] = self._extract(encoder, cohort)
-        return self._held[key]
-
-    def _extract(self, encoder: str, cohort: Cohort) -> torch.Tensor:
-        network = load_network(self.run.checkpoint(f"encoder-{encoder}")).to(self.engine.device)
-        tiles = self._tiles(cohort)
-        return extract_features(network.encoder, tiles, self.engine, self.config.engine.extract_batch_size)
-
-    def _tiles(self, cohort: Cohort) -> TileStore:
-        """Tiles of a cohort; those of the training and validation bags are decoded once only."""
-        if cohort.path.resolve() == self.run.cohort:
-            for bags in (self.train, self.validation):
-                if np.array_equal(cohort.bags["bag_id"].to_numpy(dtype=str), bags.bag_ids):
-                    return bags.tiles
-        return TileStore.from_cohort(cohort.without_labels(), self.engine)
-
-    def _instance_labels(self) -> NDArray[np.float32] | None:
-        """Ground truth of the training instances, where the settings ask for finetuning with it; else none is read."""
-        if self.config.refine.labels == "pseudo":
-            return None
-        labels = self.cohort.split("train").instance_labels()
-        if (labels < 0).any():
-            raise InputError("refine.labels=ground_truth needs the label of every training instance, some are unknown")
-        return labels.astype(np.float32)
+    def _label_source(self) -> LabelSource:
+        """Where refinement takes instance labels from; true ones are read only where the settings ask for them."""
+        config = self.config.refine
+        if config.labels == "ground_truth":
+            truth = self.cohort.split("train").instance_labels()
+            if (truth < 0).any():
+                raise InputError(
+                    "refine.labels=ground_truth needs the label of every training instance, some are unknown"
+                )
+            return GroundTruth(truth, config.threshold)
+        if self.trusted is not None:
+            return CorrectedLabels(self.trusted, iterative=config.iterative)
+        return PseudoLabels(iterative=config.iterative)
 
     def _start_network(self) -> EmbeddingNetwork:
         """The network that pretraining begins with: of another run, fresh, or with the weights that settings name."""
@@ -346,6 +285,11 @@ class Stages:
             if self.engine.is_writer:
                 write_json(self.run.path / "weights.json", report.as_dict())
         return network
+
+    def _fresh_network(self) -> EmbeddingNetwork:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.config.seed, "network"))
+            return create_network(self.config)
 
     def _check_fits(self, network: EmbeddingNetwork) -> None:
         """Refuse an encoder that cannot take what the cohort holds."""
@@ -362,16 +306,6 @@ class Stages:
                 f"pretrain.start: an adapter of {network.encoder.feature_dim} features, the cohort has "
                 f"{self.cohort.instance_shape[0]}"
             )
-
-    def _fresh_network(self) -> EmbeddingNetwork:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.config.seed, "network"))
-            return create_network(self.config)
-
-    def _save(self, encoder: str, network: EmbeddingNetwork) -> None:
-        if self.engine.is_writer:
-            save_network(self.run.checkpoint(f"encoder-{encoder}"), network, self.config, {"name": encoder})
-        self.engine.barrier()
 
     def _require(self, encoder: str) -> None:
         if encoder not in ENCODERS:
@@ -399,14 +333,14 @@ class Stages:
 
 
 def started_from(start: str) -> Path:
-    """The encoder checkpoint that `pretrain.start` names: of a run its pretrained encoder, else the file itself.
+    """The encoder checkpoint that `pretrain.start` names: of a run its start, else the file itself.
 
     Raises:
         InputError: There is none.
     """
     path = Path(start)
     if path.is_dir():
-        path = path / "checkpoints" / f"encoder-{START}.safetensors"
+        path = encoder_file(path, START)
     if not path.is_file():
         raise InputError(
             f"pretrain.start: {path} is not there; name a run that is pretrained, or an encoder checkpoint"
@@ -414,29 +348,5 @@ def started_from(start: str) -> Path:
     return path
 
 
-def aggregator_path(run: Path, encoder: str, name: str | None = None) -> Path:
-    """Where a run keeps an encoder's trained aggregators; `name` is of another aggregator than the run's own."""
-    return run / "aggregators" / f"{encoder if name is None else f'{encoder}-{quote(name)}'}.safetensors"
-
-
 def _aggregate_stage(encoder: str, name: str | None = None) -> str:
     return f"aggregate {encoder}" if name is None else f"aggregate {encoder} {name}"
-
-
-def write_features(
-    cohort: Cohort, features: np.ndarray[tuple[int, int], np.dtype[np.float32]], folder: Path, maker: str
-) -> None:
-    """Write one feature file per bag of a cohort."""
-    offsets = cohort.offsets()
-    for number, bag_id in enumerate(cohort.bags["bag_id"]):
-        tiles = cohort.tile_file(bag_id)
-        rows = slice(offsets[number], offsets[number + 1])
-        write_feature_file(
-            feature_path(folder, tiles.bag_id),
-            FeatureFile(features[rows], tiles.coords, maker),
-            bag_id=tiles.bag_id,
-            tile_size=tiles.tile_size,
-            tile_size_level0=tiles.tile_size_level0,
-            mpp=tiles.mpp,
-            overlap=tiles.overlap,
-        )

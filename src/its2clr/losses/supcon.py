@@ -5,10 +5,6 @@ import torch.nn.functional as F
 from lightly.utils import dist
 from torch import Tensor
 
-from its2clr.config import RefineConfig
-from its2clr.encoders.encoder import EmbeddingNetwork
-from its2clr.refine.objectives import Prepared, register_objective
-
 
 def supervised_contrastive_loss(
     embeddings: Tensor, labels: Tensor, anchors: Tensor | None, temperature: float
@@ -90,14 +86,3 @@ def _anchor_mask(anchors: Tensor | None, count: int, device: torch.device) -> Te
     mask = torch.zeros(count, dtype=torch.bool, device=device)
     mask[anchors.to(device).long()] = True
     return mask
-
-
-@register_objective("supervised_contrastive")
-def supervised_contrastive(network: EmbeddingNetwork, config: RefineConfig, seed: int) -> Prepared:  # noqa: ARG001
-    """Equation 2 over both views of the batch and over all processes, on SimCLR's projector."""
-
-    def loss(embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:
-        assert labels is not None
-        return gathered_supervised_contrastive_loss(embeddings, labels, anchors, config.temperature)
-
-    return Prepared(network, loss, contrastive=True)

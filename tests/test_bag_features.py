@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from its2clr.aggregators.data import BagFeatures
+from its2clr.bag_features import BagFeatures
 from its2clr.errors import InputError
 
 SIZES = (3, 1, 6, 2, 4)

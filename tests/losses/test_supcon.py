@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from its2clr.refine.supcon import supervised_contrastive_loss
+from its2clr.losses.supcon import supervised_contrastive_loss
 
 
 def slow_loss(embeddings, labels, anchors, temperature):

@@ -1,0 +1,129 @@
+"""What a training saves between epochs and puts back after a stop, and the best network it has seen so far."""
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from its2clr.engine.checkpoint import (
+    load_checkpoint,
+    load_module,
+    load_optimiser,
+    optimiser_tensors,
+    prefixed,
+    save_checkpoint,
+    under,
+)
+from its2clr.engine.workspace import Workspace
+from its2clr.errors import InputError
+from its2clr.files import atomic_path
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SAVE_SHARE = 0.05
+"""Checkpoints may take about this share of the training time."""
+Found = TypeVar("Found", bound="DataclassInstance")
+
+
+class TrainingState(Generic[Found]):
+    """A network, its optimiser and what the training found so far.
+
+    Args:
+        run: Where the checkpoint lives.
+        stage: Its name.
+        network: Saved and restored.
+        optimiser: Saved and restored.
+        found: A dataclass of tensors and of what JSON can hold; saved, and restored in place.
+    """
+
+    def __init__(
+        self, run: Workspace, stage: str, network: nn.Module, optimiser: torch.optim.Optimizer, found: Found
+    ) -> None:
+        self._run, self._stage = run, stage
+        self._network, self._optimiser = network, optimiser
+        self._path = run.checkpoint(stage)
+        self._saved_at, self._cost = -float("inf"), 0.0
+        self.found = found
+
+    def resume(self) -> int:
+        """Put the last saved state back and give the number of finished epochs (0 for a new start)."""
+        if not self._path.is_file():
+            self._run.forget_after(self._stage, 0)
+            return 0
+        tensors, state = load_checkpoint(self._path)
+        processes = self._run.engine.world_size
+        if state["processes"] != processes:
+            raise InputError(
+                f"{self._run.path}: {self._stage} was begun by {state['processes']} process(es) and is to go on with "
+                f"{processes}; what a process draws depends on their number: start it with {state['processes']} again"
+            )
+        load_module(self._network, under("network", tensors), self._path)
+        load_optimiser(self._optimiser, under("optimiser", tensors))
+        self._restore({**state["notes"], **under("extra", tensors)})
+        epoch: int = state["epoch"]
+        self._run.forget_after(self._stage, epoch)
+        self._run.engine.say(f"{self._stage}: going on after epoch {epoch}")
+        return epoch
+
+    def save(self, epoch: int, *, last: bool = False) -> None:
+        """Save after an epoch, unless the last save is so recent that saving would slow training down."""
+        if not self._run.engine.is_writer:
+            return
+        now = time.monotonic()
+        if not last and now - self._saved_at < self._cost / SAVE_SHARE:
+            return
+        values = {field.name: getattr(self.found, field.name) for field in fields(self.found)}
+        extra = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        notes = {name: value for name, value in values.items() if name not in extra}
+        tensors = (
+            prefixed("network", self._network.state_dict())
+            | prefixed("optimiser", optimiser_tensors(self._optimiser))
+            | prefixed("extra", extra)
+        )
+        processes = self._run.engine.world_size
+        save_checkpoint(self._path, tensors, {"epoch": epoch, "processes": processes, "notes": notes})
+        self._saved_at = time.monotonic()
+        self._cost = self._saved_at - now
+
+    def _restore(self, values: Mapping[str, Any]) -> None:
+        for field in fields(self.found):
+            if field.name in values:
+                setattr(self.found, field.name, values[field.name])
+
+
+class BestCheckpoints:
+    """The networks of a stage that were the best when they were measured, one file per epoch and part.
+
+    A file is written before the training state that names its epoch, and they are removed when the stage is done.
+    So a run that is killed at any moment finds the file that its state names.
+
+    Args:
+        run: Where they live.
+        stage: Whose they are.
+    """
+
+    def __init__(self, run: Workspace, stage: str) -> None:
+        self._run, self._stage = run, stage
+
+    def path(self, epoch: int, part: str = "encoder") -> Path:
+        """The file of an epoch."""
+        return self._run.checkpoint(f"{self._stage}-best-{part}-{epoch:04d}")
+
+    def hand_over(self, epoch: int, target: Path, part: str = "encoder") -> None:
+        """Copy the file of an epoch to where the stage leaves its result; every process waits until it is there."""
+        if self._run.engine.is_writer:
+            with atomic_path(target) as temporary:
+                shutil.copyfile(self.path(epoch, part), temporary)
+        self._run.engine.barrier()
+
+    def remove(self) -> None:
+        """Remove them all: only a training that is still going needs them."""
+        if self._run.engine.is_writer:
+            for path in self._run.path.glob(f"checkpoints/{self._stage}-best-*.safetensors"):
+                path.unlink()

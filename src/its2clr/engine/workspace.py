@@ -1,0 +1,98 @@
+"""Where a training writes: its checkpoints, its metrics, and a lock that keeps other trainings out."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from its2clr.engine.devices import Engine
+from its2clr.errors import InputError
+from its2clr.files import read_metrics, write_text
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+SAY_EVERY_SECONDS = 5.0
+"""Metrics of an epoch are printed at most this often."""
+
+
+class Workspace:
+    """The part of a run's folder that trainings write to.
+
+    Args:
+        path: The folder.
+        engine: Only its first process writes.
+    """
+
+    def __init__(self, path: Path, engine: Engine) -> None:
+        self.path = path
+        self.engine = engine
+        self._writers: dict[str, SummaryWriter] = {}
+        self._last_said = 0.0
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other commands from training in this run; given up when the process ends, however it ends.
+
+        Raises:
+            InputError: Another process is training in it.
+        """
+        with (self.path / ".lock").open("w", encoding="utf-8") as file:
+            self.engine.on_writer(lambda: _lock_file(file, self.path))
+            yield
+
+    def checkpoint(self, name: str) -> Path:
+        """Path of a checkpoint by name."""
+        return self.path / "checkpoints" / f"{name}.safetensors"
+
+    def log(
+        self,
+        stage: str,
+        epoch: int,
+        epochs: int,
+        values: Mapping[str, float],
+        unsaid: Mapping[str, float] | None = None,
+    ) -> None:
+        """Append to metrics.jsonl and TensorBoard and say it, every few seconds; `unsaid` goes to the file only."""
+        if not self.engine.is_writer:
+            return
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"stage": stage, "epoch": epoch, **values, **(unsaid or {})}) + "\n")
+        writer = self._writer(stage, epoch)
+        for name, value in values.items():
+            writer.add_scalar(f"{stage}/{name}", value, epoch)
+        now = time.monotonic()
+        if now - self._last_said > SAY_EVERY_SECONDS or epoch == epochs:
+            self._last_said = now
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            self.engine.say(f"{stage} epoch {epoch}/{epochs}: {shown}")
+
+    def forget_after(self, stage: str, epoch: int) -> None:
+        """Drop metrics of epochs that will be done again."""
+        if self.engine.is_writer and (self.path / "metrics.jsonl").is_file():
+            entries = read_metrics(self.path)
+            kept = [entry for entry in entries if entry["stage"] != stage or entry["epoch"] <= epoch]
+            write_text(self.path / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in kept))
+
+    def _writer(self, stage: str, epoch: int) -> "SummaryWriter":
+        if stage not in self._writers:
+            from torch.utils.tensorboard import SummaryWriter
+
+            folder = self.path / "tensorboard" / stage
+            self._writers[stage] = SummaryWriter(str(folder), purge_step=epoch)
+        return self._writers[stage]
+
+
+def _lock_file(file: IO[str], run: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError(f"{run}: another process is training in this run; wait for it or stop it first") from error
+    except OSError:  # a file system without locks
+        return

@@ -1,0 +1,1 @@
+"""Losses: tensors in, a scalar out; one file each."""

@@ -1,0 +1,103 @@
+"""Features of a run's bags by one of its encoders: read from its feature files, or extracted and written there."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from its2clr.bag_features import BagFeatures
+from its2clr.bags import Bags
+from its2clr.cohort import Cohort
+from its2clr.cohort.features.feature_file import FeatureFile, feature_path, read_feature_file, write_feature_file
+from its2clr.encoders.extraction import extract_features
+from its2clr.encoders.weights import load_network
+from its2clr.engine.devices import Engine
+from its2clr.files import hash_files
+from its2clr.run.directory import RunDirectory
+from its2clr.run.names import encoder_file
+from its2clr.tile_store import TileStore
+
+
+class RunFeatures:
+    """Features by the encoders of a run.
+
+    Args:
+        run: The run directory.
+        engine: Device and processes.
+        write: Whether features are written to the run, or only held in memory.
+    """
+
+    def __init__(self, run: RunDirectory, engine: Engine, *, write: bool) -> None:
+        self._run, self._engine, self._write = run, engine, write
+        self._held: dict[tuple[str, ...], torch.Tensor] = {}
+        self._decoded: list[Bags] = []
+
+    def reuse(self, *bags: Bags) -> None:
+        """Splits whose tiles are decoded already, or will be: their tiles are taken from there."""
+        self._decoded = list(bags)
+
+    def of(self, encoder: str, cohort: Cohort, labels: NDArray[np.int64] | None = None) -> BagFeatures:
+        """An encoder's features of a cohort's bags.
+
+        Args:
+            encoder: Name of the encoder; it must be there.
+            cohort: Bags to represent; its labels are not looked at.
+            labels: Bag labels to attach, where the caller may know them.
+        """
+        flat = self._read_or_extract(encoder, cohort) if self._write else self._remembered(encoder, cohort)
+        known = None if labels is None else torch.from_numpy(labels)
+        return BagFeatures(flat.to(self._engine.device), torch.from_numpy(cohort.offsets()), known)
+
+    def extract(self, encoder: str, cohort: Cohort) -> torch.Tensor:
+        """(N, D) features of any cohort's instances, computed and not kept."""
+        network = load_network(encoder_file(self._run.path, encoder)).to(self._engine.device)
+        return extract_features(network.encoder, self._tiles(cohort), self._engine, self._engine.extract_batch_size)
+
+    def maker(self, encoder: str) -> str:
+        """What the feature files say they were made with: network, encoder, and a hash of its weights."""
+        file = encoder_file(self._run.path, encoder)
+        return f"{self._run.config.encoder.name} {encoder} {hash_files(file)}"
+
+    def _read_or_extract(self, encoder: str, cohort: Cohort) -> torch.Tensor:
+        maker, folder = self.maker(encoder), self._run.path / "features" / encoder
+        paths = [feature_path(folder, bag_id) for bag_id in cohort.bags["bag_id"]]
+        files = [read_feature_file(path) if path.is_file() else None for path in paths]
+        if self._engine.broadcast(any(file is None or file.encoder != maker for file in files)):
+            flat = self.extract(encoder, cohort)
+            if self._engine.is_writer:
+                write_features(cohort, flat.cpu().numpy(), folder, maker)
+        else:
+            flat = torch.from_numpy(np.concatenate([file.features for file in files if file is not None]))
+        self._engine.barrier()
+        return flat
+
+    def _remembered(self, encoder: str, cohort: Cohort) -> torch.Tensor:
+        key = (encoder, *cohort.bags["bag_id"])
+        if key not in self._held:
+            self._held[key] = self.extract(encoder, cohort)
+        return self._held[key]
+
+    def _tiles(self, cohort: Cohort) -> TileStore:
+        if cohort.path.resolve() == self._run.cohort:
+            for bags in self._decoded:
+                if np.array_equal(cohort.bags["bag_id"].to_numpy(dtype=str), bags.bag_ids):
+                    return bags.tiles
+        return TileStore.from_cohort(cohort.without_labels(), self._engine)
+
+
+def write_features(cohort: Cohort, features: NDArray[np.float32], folder: Path, maker: str) -> None:
+    """Write one feature file per bag of a cohort."""
+    offsets = cohort.offsets()
+    for number, bag_id in enumerate(cohort.bags["bag_id"]):
+        tiles = cohort.tile_file(bag_id)
+        rows = slice(offsets[number], offsets[number + 1])
+        write_feature_file(
+            feature_path(folder, tiles.bag_id),
+            FeatureFile(features[rows], tiles.coords, maker),
+            bag_id=tiles.bag_id,
+            tile_size=tiles.tile_size,
+            tile_size_level0=tiles.tile_size_level0,
+            mpp=tiles.mpp,
+            overlap=tiles.overlap,
+        )

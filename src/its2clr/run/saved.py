@@ -1,0 +1,32 @@
+"""What a run's folder says of it, read without opening it for training."""
+
+from pathlib import Path
+
+import yaml
+
+from its2clr.config import RunConfig
+from its2clr.errors import InputError
+from its2clr.run.older_runs import upgrade
+from its2clr.settings import validate_config
+
+
+def read_run_config(path: str | Path) -> tuple[RunConfig, Path] | None:
+    """Settings and cohort of an existing run, or None. A run of an older version is brought up to date first.
+
+    Raises:
+        InputError: The config is damaged, or holds settings that do not exist.
+    """
+    file = Path(path) / "config.yaml"
+    if not file.is_file():
+        return None
+    upgrade(Path(path))
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: damaged, cannot be read ({error})") from error
+    if not isinstance(document, dict) or "cohort" not in document:
+        raise InputError(f"{file}: not the config of a run (no cohort in it)")
+    cohort, inside = Path(document.pop("cohort")), Path(path) / "cohort"
+    if not cohort.exists() and inside.is_dir():  # a run that was moved with its cohort in it, such as the demo
+        cohort = inside
+    return validate_config(document, str(file)), cohort

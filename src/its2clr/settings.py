@@ -1,0 +1,125 @@
+"""Settings put together from a recipe and `key=value` overrides; an unknown key is answered with the closest one."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from its2clr.config import RunConfig
+from its2clr.errors import InputError
+from its2clr.wording import did_you_mean
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes in the package."""
+    return sorted(p.name[:-5] for p in resources.files("its2clr.recipes").iterdir() if p.name.endswith(".yaml"))
+
+
+def read_recipe(recipe: str | Path) -> dict[str, Any]:
+    """Read a recipe of the package by name, or a YAML file of the user's by path."""
+    if str(recipe) in recipe_names():
+        text = resources.files("its2clr.recipes").joinpath(f"{recipe}.yaml").read_text(encoding="utf-8")
+    elif Path(recipe).is_file():
+        try:
+            text = Path(recipe).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"recipe {recipe}: not a text file ({error})") from error
+    else:
+        hint = did_you_mean(str(recipe), recipe_names(), else_list=True)
+        raise InputError(f"no recipe named {str(recipe)!r}{hint}; give one of these or a .yaml file")
+    try:
+        values = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise InputError(f"recipe {recipe}: not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"recipe {recipe}: expected keys and values, got {type(values).__name__}")
+    return values
+
+
+def resolve_config(
+    recipe: str | Path | None = None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    base: dict[str, Any] | None = None,
+) -> RunConfig:
+    """Make a checked config from a recipe and overrides.
+
+    Args:
+        recipe: Name of a packaged recipe or path of a YAML file; None takes the defaults (the paper's).
+        overrides: `["refine.epochs=20", ...]` as typed after `--set`, or a mapping of dotted keys to values.
+        base: Settings to start from instead of a recipe.
+
+    Raises:
+        InputError: A key is unknown (the closest known one is named) or a value is not allowed.
+    """
+    values = read_recipe(recipe) if recipe is not None else base or {}
+    for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides):
+        _put(values, key.split("."), copy.deepcopy(value))
+    return validate_config(values, str(recipe or ("of the run" if base else "defaults")))
+
+
+def validate_config(values: Mapping[str, Any], where: str) -> RunConfig:
+    """Check a mapping of settings; `where` names its origin in the error."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(item["loc"], item["type"], item["msg"]) for item in error.errors()]
+        raise InputError(f"settings ({where}):\n  " + "\n  ".join(lines)) from error
+
+
+PRECISION = "engine.precision"
+"""The one setting of the engine that a run keeps."""
+
+
+def config_difference(old: RunConfig, new: RunConfig) -> list[str]:
+    """Settings that differ, one `key: old -> new` each; how and where it is computed does not count."""
+    left, right = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
+    keys = sorted(key for key in left.keys() | right.keys() if not key.startswith("engine.") or key == PRECISION)
+    return [f"{k}: {left.get(k)!r} -> {right.get(k)!r}" for k in keys if left.get(k) != right.get(k)]
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Split `key=value` as typed after `--set`; the value is read as YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {text!r}: expected key=value, for example refine.epochs=20")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise InputError(f"--set {text!r}: the value is not valid YAML: {error}") from error
+
+
+def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        nested = values.setdefault(name, {})
+        if not isinstance(nested, dict):
+            raise InputError(f"--set {'.'.join(path)}: {name} is a single value, not a section")
+        values = nested
+    values[path[-1]] = value
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _explain(location: tuple[int | str, ...], kind: str, message: str) -> str:
+    key = ".".join(str(part) for part in location)
+    if kind != "extra_forbidden":
+        return f"{key}: {message.removeprefix('Value error, ')}"
+    model: type[BaseModel] = RunConfig
+    for part in location[:-1]:
+        annotation = model.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        model = annotation
+    return f"{key}: unknown key{did_you_mean(str(location[-1]), model.model_fields, else_list=True)}"
