@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from its2clr.config import Section
 from its2clr.errors import InputError
+from its2clr.experiments.metrics import METRICS
 from its2clr.wording import did_you_mean
 
 Stage = Literal["pretrain", "aggregate", "refine", "end_to_end"]
@@ -21,13 +23,7 @@ BASE_DATASET = "camelyon16"
 """The dataset of cells that name none."""
 
 
-class Strict(BaseModel):
-    """A part of a spec; a key it does not know is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Resampling(Strict):
+class Resampling(Section):
     """How the given cohort is changed before anything is trained."""
 
     keep_negatives: float = 1.0
@@ -46,7 +42,7 @@ def _resampling(value: Any) -> Any:
     return {"sub_bags": True} if value == "sub_bags" else value
 
 
-class Cell(Strict):
+class Cell(Section):
     """Where a number comes from; a table's cell has the keys of its row, of its column and of the table together.
 
     Attributes:
@@ -83,7 +79,7 @@ class Cell(Strict):
         return Cell.model_validate(self.model_dump(exclude_unset=True) | merged)
 
 
-class Number(Strict):
+class Number(Section):
     """A number of the paper, with its deviation if it has one."""
 
     mean: float
@@ -98,7 +94,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-class Sweep(Strict):
+class Sweep(Section):
     """One setting over several values."""
 
     setting: str
@@ -118,7 +114,7 @@ Cells = Annotated[dict[str, Cell], BeforeValidator(_group)]
 """Cells by name, or the name of a group in groups.yaml."""
 
 
-class Experiment(Strict):
+class Experiment(Section):
     """A table or figure of the paper.
 
     Attributes:
@@ -201,14 +197,14 @@ class Experiment(Strict):
         return {(name, ""): self.cell.with_(line) for name, line in self.lines.items()}
 
 
-class Method(Strict):
+class Method(Section):
     """What is run from the start."""
 
     stage: Stage
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
 
 
-class Budget(Strict):
+class Budget(Section):
     """How much is trained.
 
     Attributes:
@@ -267,8 +263,6 @@ def read_experiment(path: Path) -> Experiment:
     Raises:
         InputError: The file is not there, or is not such a description.
     """
-    from its2clr.experiments.metrics import METRICS
-
     if not path.is_file():
         raise InputError(f"no file {path}")
     try:
