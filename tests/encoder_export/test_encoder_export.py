@@ -257,9 +257,15 @@ def test_the_card_says_data_settings_and_metrics_and_no_path(exported, evaluated
     card = (exported / "README.md").read_text()
     head = yaml.safe_load(card.split("---")[1])
     assert head["license"] == "CC-BY-4.0"
-    found = json.loads((evaluated_run / "results.json").read_text())["refined"]["test"]
-    low, high = found["bag_auc_interval"]
-    assert f"| ItS2CLR (this one) | {found['bag_auc']:.3f} [{low:.3f}, {high:.3f}] |" in card
+    assert "|  | SimCLR | ItS2CLR (this one) |\n|---|---|---|\n" in card
+    results = json.loads((evaluated_run / "results.json").read_text())
+    for metric in ("bag", "instance"):
+        cells = []
+        for encoder in ("start", "refined"):
+            found = results[encoder]["test"]
+            low, high = found[f"{metric}_auc_interval"]
+            cells.append(f"{found[f'{metric}_auc']:.3f} [{low:.3f}, {high:.3f}]")
+        assert f"| {metric} AUC | {' | '.join(cells)} |" in card
     for split, part in Cohort.open(tiny_cohort).bags.groupby("split"):
         assert f"| {split} | {len(part)} | {part['label'].sum()} | {part['n_instances'].sum()} |" in card
     settings = yaml.safe_load(card.split("```yaml")[1].split("```")[0])

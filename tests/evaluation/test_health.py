@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from its2clr.errors import InputError
-from its2clr.evaluation import (
+from its2clr.evaluation.health import (
     churn,
     contrast_auc,
     false_positive_share,
@@ -139,7 +139,7 @@ def test_what_a_whole_bag_shares_is_said():
     noise = np.random.default_rng(0).uniform(0.0, 0.15, 40)
     noise[[3, 23]] = 0.3, 0.3  # what stands out, if anything, does so in negative bags
     sentences = warnings_after(noise + np.where(PER_INSTANCE == 1, 0.3, 0.0))
-    assert any(s.startswith("a bag's label is told by its median instance (AUC 1.00) better than") for s in sentences)
+    assert any(s.startswith("a bag's median instance tells its label (AUC 1.00) better than") for s in sentences)
 
 
 def test_contrast_auc_by_hand():
@@ -195,6 +195,7 @@ def test_a_refinement_that_stayed_at_its_start_is_said():
     sentence = start_kept([0.8, 0.79, 0.75], [True, False, False])
     assert sentence is not None
     assert sentence.startswith("no round improved on the start (validation AUC 0.800, later at best 0.790)")
+    assert sentence.endswith("try a higher refine.learning_rate or more refine.epochs")
     assert start_kept([0.8, 0.79, 0.81], [True, False, True]) is None
     assert start_kept([0.8], [True]) is None  # nothing was tried yet
 

@@ -11,8 +11,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from its2clr.errors import InputError
-from its2clr.evaluation import instance_metrics, linear_probe, linear_probe_metrics
-from its2clr.evaluation.linear_probe import C_GRID, DEFAULT_C
+from its2clr.evaluation.features import C_GRID, DEFAULT_C, linear_probe, linear_probe_metrics
+from its2clr.evaluation.instances import instance_metrics
 
 
 def some_instances(seed, count=150, width=6, *, signal=0.8, unknown=0.0, dtype=np.float64):
@@ -33,8 +33,8 @@ def some_bags(seed, *, unknown=0.0, **settings):
     return features, labels, offsets, np.array([0, 1, 1, 0, 1, 0, 0, 1])
 
 
-def sklearn_probe(features, labels, c, class_weight=None):
-    model = LogisticRegression(C=c / len(labels), class_weight=class_weight, max_iter=10_000, tol=1e-9)
+def sklearn_probe(features, labels, c):
+    model = LogisticRegression(C=c / len(labels), max_iter=10_000, tol=1e-9)
     return make_pipeline(StandardScaler(), model).fit(features, labels)
 
 
@@ -51,22 +51,14 @@ def bag_maxima(scores, offsets):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("c", [3.0, 100.0])
-@pytest.mark.parametrize("class_weight", [None, "balanced"])
-def test_equals_scikit_learn(seed, c, class_weight):
+def test_equals_scikit_learn(seed, c):
     features, labels = some_instances(seed)
     other, _ = some_instances(seed + 10)
-    probe = linear_probe(features, labels, c=c, class_weight=class_weight)
-    expected = sklearn_probe(features, labels, c, class_weight)
+    probe = linear_probe(features, labels, c=c)
+    expected = sklearn_probe(features, labels, c)
     np.testing.assert_allclose(probe.scores(other), expected.predict_proba(other)[:, 1], atol=2e-3)
     np.testing.assert_allclose(probe.scores(other), expit(probe.logits(other)))
     assert (probe.c, probe.converged, probe.validation_auc) == (c, True, {})
-
-
-def test_balanced_weights_raise_the_scores_of_the_rarer_class():
-    features, labels = some_instances(0, 400, signal=0.5)
-    plain, balanced = (linear_probe(features, labels, c=1e3, class_weight=name) for name in (None, "balanced"))
-    assert plain.scores(features).mean() == pytest.approx(labels.mean(), abs=0.01)
-    assert balanced.scores(features).mean() > plain.scores(features).mean() + 0.1
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -249,7 +241,6 @@ def test_many_instances_are_fast():
         ({"c": [1.0, float("nan")]}, "c: expected positive numbers"),
         ({"c": []}, "c: expected positive numbers"),
         ({"c": [1.0, 2.0], "validation_features": None, "validation_labels": None}, "no validation to choose on"),
-        ({"class_weight": "even"}, "class_weight: expected 'balanced' or None, got 'even'"),
     ],
 )
 def test_wrong_input_is_named(changes, message):

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from its2clr.errors import InputError
-from its2clr.evaluation import pseudo_label_quality
+from its2clr.evaluation.instances import pseudo_label_quality
 
 
 def test_equals_counting():
@@ -12,7 +12,9 @@ def test_equals_counting():
     probabilities = np.clip(generator.normal(0.3 + 0.3 * (truth == 1), 0.2), 0, 1)
     order = np.argsort(probabilities)
     negative, positive = order[:40], order[-20:]
-    quality = pseudo_label_quality(truth, probabilities, positive, negative)
+    selected = np.zeros(100, dtype=int)
+    selected[positive], selected[negative] = 1, -1
+    quality = pseudo_label_quality(truth, probabilities, selected)
 
     positive_truth = [truth[i] for i in positive if truth[i] >= 0]
     negative_truth = [truth[i] for i in negative if truth[i] >= 0]
@@ -24,37 +26,29 @@ def test_equals_counting():
             "recall": hits / sum(t == 1 for t in truth),
             "selected_recall": hits / (hits + sum(negative_truth)),
             "negative_precision": negative_truth.count(0) / len(negative_truth),
-            "auc": reference.auc(truth[known], probabilities[known]),
-            "max_f1": reference.max_f1(truth[known], probabilities[known]),
+            "instance_auc": reference.auc(truth[known], probabilities[known]),
+            "instance_max_f1": reference.max_f1(truth[known], probabilities[known]),
         }
     )
 
 
 def test_nothing_selected_is_nan_but_no_positive_selected_is_zero_recall():
-    quality = pseudo_label_quality([0, 1, 1], [0.1, 0.6, 0.7], [], [0, 1])
+    quality = pseudo_label_quality([0, 1, 1], [0.1, 0.6, 0.7], [-1, -1, 0])
     assert np.isnan(quality["precision"])
     assert quality["recall"] == quality["selected_recall"] == 0.0
     assert quality["negative_precision"] == 0.5
-    assert np.isnan(pseudo_label_quality([0, 1], [0.1, 0.6], [], [])["selected_recall"])
+    assert np.isnan(pseudo_label_quality([0, 1], [0.1, 0.6], [0, 0])["selected_recall"])
 
 
 @pytest.mark.parametrize(
-    ("positive", "negative", "message"),
+    ("truth", "probabilities", "selected", "message"),
     [
-        ([0], [0, 1], "got 1 on both"),
-        ([3], [], "pseudo_positive_indices: expected 0 to 2, got 3 to 3"),
-        ([], [-1], "pseudo_negative_indices: expected 0 to 2, got -1"),
-        ([1, 1], [], "got 1 repeats"),
-        ([0.5], [], "whole numbers, got float64"),
+        ([0, 1, 1], [0.1, 0.2, 0.3], [0, 1], "selected: expected 3 entries, got 2"),
+        ([0, 1, 1], [0.1, 0.2, 0.3], [0, 2, 1], r"selected: expected labels among \(-1, 0, 1\), got 2"),
+        ([1, 1, -1], [0.1, 0.2, 0.3], [1, 0, 0], "both classes"),
+        ([1, 0], [0.1], [1, 0], "expected 2 entries, got 1"),
     ],
 )
-def test_wrong_indices_are_named(positive, negative, message):
+def test_wrong_input_is_named(truth, probabilities, selected, message):
     with pytest.raises(InputError, match=message):
-        pseudo_label_quality([0, 1, 1], [0.1, 0.2, 0.3], positive, negative)
-
-
-def test_one_known_class_is_refused():
-    with pytest.raises(InputError, match="both classes"):
-        pseudo_label_quality([1, 1, -1], [0.1, 0.2, 0.3], [0], [])
-    with pytest.raises(InputError, match="expected 2 entries, got 1"):
-        pseudo_label_quality([1, 0], [0.1], [0], [])
+        pseudo_label_quality(truth, probabilities, selected)

@@ -6,7 +6,8 @@ import pytest
 from scipy.stats import ortho_group
 
 from its2clr.errors import InputError
-from its2clr.evaluation import ClassSeparation, class_separation, separation
+from its2clr.evaluation import features as features_module
+from its2clr.evaluation.features import ClassSeparation, class_separation
 
 
 def some_features(seed, count=60, width=5, *, unknown=0.2):
@@ -50,7 +51,7 @@ def reference_separation(features, labels):
 @pytest.mark.parametrize(("count", "width"), [(60, 1), (60, 5), (12, 9), (8, 12)])
 @pytest.mark.parametrize("block", [3, 8192])
 def test_equals_the_slow_reference(monkeypatch, seed, count, width, block):
-    monkeypatch.setattr(separation, "_ROWS", block)
+    monkeypatch.setattr(features_module, "ROWS_AT_ONCE", block)
     features, labels = some_features(seed, count, width)
     assert class_separation(features, labels) == pytest.approx(reference_separation(features, labels), rel=1e-6)
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from its2clr.errors import InputError
-from its2clr.evaluation.witness_rate import estimate_witness_rate
+from its2clr.evaluation.health import estimate_witness_rate
 
 
 def mixture(rate, apart, seed, count=4000):

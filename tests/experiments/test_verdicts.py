@@ -1,5 +1,6 @@
 import pytest
 
+from its2clr.errors import InputError
 from its2clr.experiments.collect import Found, _points, _summary
 from its2clr.experiments.metrics import NO_TRUTH, NOT_MEASURED, Value, read_metric
 from its2clr.experiments.pages import table_frame, table_markdown
@@ -140,7 +141,9 @@ def test_metrics_are_found_in_results():
     assert read("bag_auc") == Value(0.9, 0.1)
     assert read("bag_auc", "max") == Value(0.7, 0.1)
     assert read("instance_auc") == NO_TRUTH
-    assert read("bag_auc", "top_k") == NOT_MEASURED
+    assert read("bag_auc", "top_k") == read("bag_f1") == NOT_MEASURED
+    with pytest.raises(InputError, match="no metric named 'bag_aux', did you mean 'bag_auc'"):
+        read("bag_aux")
     assert read("probe_dice") == Value(0.4)
     assert read("training_instance_auc") == Value(0.8)
     assert read("training_instance_auc", round_="first") == Value(0.7)

@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 from its2clr.cli.program import app
 from its2clr.cohort import Cohort
 from its2clr.errors import InputError
+from its2clr.evaluation.bags import bag_metric_intervals
 from its2clr.predict.against_labels import score, score_notes
 from its2clr.predict.predict import predict
 
 THRESHOLD = 0.6
-PROBABILITY = {"a": 0.9, "007": 0.7, "NA": 0.6, "d": 0.2, "e": 0.65, "f": 0.1, "g/h": 0.3, "extra": 0.99}
+PROBABILITY = {"a": 0.9, "007": 0.7, "NA": 0.6, "d": 0.2, "e": 0.65, "f": 0.1, "g/h": 0.55, "extra": 0.99}
 LABELS = {"a": 1, "007": 1, "NA": 1, "d": 1, "e": 0, "f": 0, "g/h": 0}
 SCORED = [(LABELS[bag_id], PROBABILITY[bag_id]) for bag_id in LABELS]
 
@@ -91,6 +92,8 @@ def test_numbers_of_bags_are_those_by_hand(folder, write):
     groups = [[number for number, (label, _) in enumerate(SCORED) if label == wanted] for wanted in (0, 1)]
     slow = bootstrap(lambda drawn: roc_auc_score(labels[drawn], probability[drawn]), groups)
     np.testing.assert_allclose(found["bag_intervals"]["auc"], slow, atol=0.1)
+    intervals = bag_metric_intervals(labels, probability, [THRESHOLD])
+    assert found["bag_intervals"] == {name: list(interval) for name, interval in intervals.items()}
     assert "instance" not in found
 
 

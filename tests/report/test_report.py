@@ -15,6 +15,8 @@ from sklearn.metrics import average_precision_score, precision_recall_curve, roc
 
 from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import decode
+from its2clr.evaluation.bags import BAG_METRICS
+from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.report import curves, panels, words, write_report
 from its2clr.report.collect import collect
 from its2clr.report.page import called_at_validation
@@ -43,10 +45,10 @@ def results(evaluated_run):
 
 def test_numbers_are_those_of_the_results(page, results):
     rows = {row[0]: row[1:] for row in page.tables["bag-results"]}
-    assert rows["model"] == ["AUC", "average precision", "balanced accuracy", "F1"]
+    assert rows["model"] == ["AUC", "AUPRC", "balanced accuracy", "F1", "sensitivity", "specificity"]
     for name, encoder in (("SimCLR + dsmil", "start"), ("ItS2CLR + dsmil", "refined")):
         found = results[encoder]["test"]
-        for cell, metric in zip(rows[name], ("auc", "auprc", "balanced_accuracy", "f1"), strict=True):
+        for cell, metric in zip(rows[name], BAG_METRICS, strict=True):
             low, high = found["bag_intervals"][metric]
             number = found["bag"][metric]
             assert cell == f"{number['mean']:.3f} ± {number['std']:.3f} [{low:.3f}, {high:.3f}]"
@@ -111,6 +113,9 @@ def test_bags_and_decisions_are_those_of_the_predictions(page, evaluated_run):
         errors.append(abs(test.loc[row[0], "label"] - test.loc[row[0], "probability"]))
     assert errors == sorted(errors, reverse=True)
     found = called_at_validation(collect(evaluated_run).models)["ItS2CLR + dsmil"]
+    validation = own[own["split"] == "val"]
+    assert found.threshold == balanced_accuracy_threshold(validation["label"], validation["probability"])
+    assert found.threshold != balanced_accuracy_threshold(test["label"], test["probability"])
     called = test["probability"] >= found.threshold
     wrong = int((called != (test["label"] == 1)).sum())
     assert found.false_negatives + found.false_positives == wrong

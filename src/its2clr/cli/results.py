@@ -204,9 +204,9 @@ def score(
 ) -> None:
     """Compare predictions for new bags with their labels: how good is the model on patients it has never seen?
 
-    Prints AUC with its interval over bags, AUPRC, sensitivity, specificity and balanced accuracy at the model's own
-    threshold, and the Brier score of the calibrated probabilities; with --instances also how well instances are found.
-    Bags that are only in the predictions or only in the labels are named and left out.
+    Prints AUC, AUPRC and, at the model's own threshold, balanced accuracy, F1, sensitivity and specificity, with their
+    intervals over bags, and the Brier score of the calibrated probabilities; with --instances also how well instances
+    are found. Bags that are only in the predictions or only in the labels are named and left out.
 
     BAGS must hold no bag, and no patient, that the model was trained or validated on.
 

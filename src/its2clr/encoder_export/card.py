@@ -1,6 +1,6 @@
 """The model card of an exported encoder: what it is, what it was made from, how good it was, what it is not for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import PurePath
@@ -14,6 +14,7 @@ from its2clr.cohort import Cohort
 from its2clr.config import FEATURES, EncoderConfig, RunConfig
 from its2clr.encoder_export.timm_folder import TimmFolder, needed_in_code
 from its2clr.encoder_export.trident import TridentFolder
+from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.predict.tiling import Tiling
 from its2clr.run.names import encoder_names
 
@@ -96,21 +97,32 @@ def _splits(cohort: Cohort, results: Mapping[str, Any] | None) -> list[dict[str,
     ]
 
 
-def _measured(encoder: str, config: RunConfig, results: Mapping[str, Any] | None) -> list[dict[str, str]]:
-    names, rows = encoder_names(config), []
+def _measured(encoder: str, config: RunConfig, results: Mapping[str, Any] | None) -> list[list[str]]:
+    """Rows of the table of metrics, headings first: those of the start and of this encoder; none before evaluation."""
+    names, found = encoder_names(config), {}
     for other in dict.fromkeys(("start", encoder)):
-        found = (results or {}).get(other, {}).get("test")
-        if found is not None:
+        if "test" in (results or {}).get(other, {}):
             name = f"{names[other]} (this one)" if other == encoder else names[other]
-            rows.append({"name": name, **{key: _with_interval(found, key) for key in ("bag_auc", "instance_auc")}})
-    return rows
+            found[name] = _cells((results or {})[other]["test"])
+    titles = dict.fromkeys(title for cells in found.values() for title in cells)
+    rows = [[title, *(cells.get(title, "not known") for cells in found.values())] for title in titles]
+    return [["", *found], *rows] if found else []
 
 
-def _with_interval(found: Mapping[str, Any], key: str) -> str:
-    if key not in found:
-        return "not known"
-    low, high = found[f"{key}_interval"]
-    return f"{found[key]:.3f} [{low:.3f}, {high:.3f}]"
+def _cells(found: Mapping[str, Any]) -> dict[str, str]:
+    """Metrics with their intervals, by title."""
+    cells = {
+        f"bag {metric.title}": _with_interval(found["bag"][name]["mean"], found["bag_intervals"][name])
+        for name, metric in BAG_METRICS.items()
+        if name in found["bag_intervals"]
+    }
+    if "instance_auc" in found:
+        cells["instance AUC"] = _with_interval(found["instance_auc"], found["instance_auc_interval"])
+    return cells
+
+
+def _with_interval(value: float, interval: Sequence[float]) -> str:
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
 def _settings(config: RunConfig) -> str:

@@ -1,22 +1,20 @@
 """How a run is doing where no instance ground truth exists: what bag labels alone can prove or suspect.
 
-Instances of negative bags are negative, so a positive among them is an error for certain. The rest is
-suspicion: pseudo labels that keep flipping, seeds of the aggregator that disagree, positive bags without a
-pseudo-positive. An instance is pseudo-positive when its probability > threshold (Algorithm 1).
+Instances of negative bags are negative, so one that is scored positive is an error for certain. The rest is suspicion:
+pseudo labels that keep flipping, seeds of the aggregator that disagree, positive bags without a pseudo-positive. An
+instance is pseudo-positive when its probability > threshold (Algorithm 1).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import logit
-from scipy.stats import spearmanr
-from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
 from its2clr.errors import InputError
-from its2clr.evaluation.arrays import bag_offsets, label_vector, rows, vector
+from its2clr.evaluation.arrays import bag_offsets, both_classes, label_vector, rows, vector
 
 FALSE_POSITIVE_LIMIT = 0.05
 """Warn above this share: with few positives in a bag, 5% false ones already rival the true ones."""
@@ -31,15 +29,17 @@ SPEARMAN_LIMIT = 0.5
 KAPPA_LIMIT = 0.4
 """Warn below this agreement of pseudo labels between seeds ("fair" or worse, Landis and Koch 1977)."""
 MEDIAN_AUC_LIMIT = 0.6
-"""Warn above this AUC of bag labels by the bags' median instance, if standing out tells less than it."""
-SURE = 1e-7
-"""Probabilities closer to 0 or 1 than this count as this close."""
+"""Warn above this `median_auc`, if it is also above `contrast_auc`."""
 FEW_POSITIVES = 0.4
-"""Share of pseudo-positives up to which the median instance of a positive bag should be a negative one."""
+"""Below this share of pseudo-positives the median instance of a positive bag should be negative."""
+CLOSEST = 1e-7
+"""A probability closer than this to 0 or 1 counts as this close, since log-odds have no end."""
+BOUND_FAILS = 0.1
+"""Chance that the bound by which `estimate_witness_rate` chooses its cut does not hold."""
 
 
 class RoundHealth(TypedDict):
-    """One round; None where a number is not defined."""
+    """The numbers of one round; None where one is not defined."""
 
     round: int
     threshold: float
@@ -54,7 +54,7 @@ class RoundHealth(TypedDict):
 
 
 class HealthReport(TypedDict):
-    """Every round, and what they have in common."""
+    """How many bags of each label there are, and the numbers of every round."""
 
     positive_bags: int
     negative_bags: int
@@ -69,22 +69,22 @@ class SeedAgreement(NamedTuple):
 
 
 def false_positive_share(probabilities: ArrayLike, bag_labels_per_instance: ArrayLike, threshold: float) -> float:
-    """Gives the share of instances from negative bags that are scored positive; nan without negative bags."""
+    """Share of the instances of negative bags that are scored positive; nan without negative bags."""
     return _share_above(probabilities, bag_labels_per_instance, threshold, bag_label=0)
 
 
 def positive_share(probabilities: ArrayLike, bag_labels_per_instance: ArrayLike, threshold: float) -> float:
-    """Gives the share of instances from positive bags that are pseudo-positive; nan without positive bags."""
+    """Share of the instances of positive bags that are pseudo-positive; nan without positive bags."""
     return _share_above(probabilities, bag_labels_per_instance, threshold, bag_label=1)
 
 
 def churn(previous: ArrayLike | None, current: ArrayLike, bag_labels_per_instance: ArrayLike | None = None) -> float:
-    """Gives the share of instances from positive bags whose pseudo label changed between two rounds.
+    """Share of the instances of positive bags whose pseudo label changed between two rounds.
 
     Args:
-        previous: (N,) pseudo labels (0 or 1) of the round before, or None in the first: nan.
+        previous: (N,) pseudo labels (0 or 1) of the round before. None in the first round, which gives nan.
         current: (N,) pseudo labels of this round.
-        bag_labels_per_instance: (N,) to pick the positive bags; None if only theirs were given.
+        bag_labels_per_instance: (N,) labels of the instances' bags. None if all instances are of positive bags.
     """
     now = label_vector(current, "current pseudo labels")
     if previous is None:
@@ -98,18 +98,21 @@ def churn(previous: ArrayLike | None, current: ArrayLike, bag_labels_per_instanc
 def seed_agreement(
     probabilities: ArrayLike, threshold: float, bag_labels_per_instance: ArrayLike | None = None
 ) -> SeedAgreement:
-    """Gives how far aggregators trained from different seeds agree on the instances of positive bags.
+    """How far aggregators trained from different seeds agree on the instances of positive bags.
 
     Args:
         probabilities: (S, N), one row per seed.
         threshold: Probability above which an instance is pseudo-positive.
-        bag_labels_per_instance: (N,) to pick the positive bags; None if only theirs were given.
+        bag_labels_per_instance: (N,) labels of the instances' bags. None if all instances are of positive bags.
 
     Returns:
-        Mean over pairs of seeds of Spearman's rank correlation, and of Cohen's kappa of the pseudo labels. A
-        pair that leaves one undefined (a constant row; both seeds call all instances the same) is left out of
-        it.
+        Mean over pairs of seeds of Spearman's rank correlation of the probabilities, and of Cohen's kappa of the pseudo
+        labels. A pair counts only where the number is defined: no correlation with a constant row, no kappa where both
+        seeds call all instances the same.
     """
+    from scipy.stats import spearmanr
+    from sklearn.metrics import cohen_kappa_score
+
     seeds = rows(probabilities, "probabilities", np.shape(probabilities)[-1] if np.ndim(probabilities) else 0)
     if bag_labels_per_instance is not None:
         labels = label_vector(bag_labels_per_instance, "bag labels per instance", seeds.shape[1])
@@ -127,42 +130,45 @@ def seed_agreement(
 
 
 def median_auc(probabilities: ArrayLike, bag_labels: ArrayLike, offsets: ArrayLike) -> float:
-    """Gives how well the median instance of a bag tells the bag's label, as AUC; nan with one class only.
+    """AUC of bag labels when a bag is scored by its median instance; nan with one class only.
 
-    Where few instances are positive, the median one of a positive bag is negative like all of a negative bag. If it
-    tells the label all the same, the scores are of something the whole bag shares: stain, scanner, patient.
+    Where few instances are positive, the median instance of a positive bag is negative, like those of negative bags. If
+    it tells the bag's label all the same, the scores follow what the whole bag shares: stain, scanner, patient.
     """
     return _auc_by_bag(probabilities, bag_labels, offsets, np.median)
 
 
 def contrast_auc(probabilities: ArrayLike, bag_labels: ArrayLike, offsets: ArrayLike) -> float:
-    """Gives how well a bag's label is told by how far its top instance stands out, as AUC; nan with one class only.
+    """AUC of bag labels when a bag is scored by how far its top instance stands out; nan with one class only.
 
-    Standing out is the top instance's log-odds less the median's, in which what the whole bag shares cancels. It rises
-    with the instance AUC from round to round, which nobody can measure without ground truth, where bag AUC may be high
-    for stain alone. Between aggregators it is no measure: one that overfits its training bags stands out more there.
+    That is the log-odds of the top instance less those of the median instance, so what the whole bag shares cancels.
+    From round to round it rises with the instance AUC, which cannot be measured without ground truth; the bag AUC may
+    be high for stain alone. Do not compare aggregators by it: it favours one that overfits its training bags.
     """
-    odds = logit(np.clip(vector(probabilities, "probabilities").astype(np.float64), SURE, 1 - SURE))
+    from scipy.special import logit
+
+    odds = logit(np.clip(vector(probabilities, "probabilities"), CLOSEST, 1 - CLOSEST))
     return _auc_by_bag(odds, bag_labels, offsets, lambda bag: bag.max() - np.median(bag))
 
 
 def health_report(
     rounds: Sequence[ArrayLike], bag_labels: ArrayLike, offsets: ArrayLike, thresholds: Sequence[float]
 ) -> HealthReport:
-    """Gives the health of each round.
+    """The health of each round.
 
     Args:
-        rounds: Probabilities of each round, (N,) or (S, N) for S seeds; pseudo labels are taken from the mean
-            over seeds.
+        rounds: Probabilities of each round, (N,) or (S, N) for S seeds; pseudo labels come from the mean over seeds.
         bag_labels: (B,) bag labels, 0 or 1.
         offsets: (B + 1,): bag b holds instances offsets[b] to offsets[b + 1].
         thresholds: For each round the probability above which an instance is pseudo-positive.
 
     Returns:
-        `positive_bags`, `negative_bags`, and `rounds`: per round `round`, `threshold`, `median_auc`,
-        `contrast_auc`, `false_positive_share`, `positive_share`, `churn`, `seed_spearman`, `seed_kappa` and
-        `empty_positive_bags` (positive bags in which no instance passes the threshold). What is undefined is
+        `positive_bags`, `negative_bags`, and for each of `rounds` the numbers that the functions of this module give,
+        and `empty_positive_bags`: in how many positive bags no instance passes the threshold. What is not defined is
         None, so that the report is valid JSON.
+
+    Raises:
+        InputError: If there is no round, or shapes or labels do not fit.
     """
     if not len(rounds):
         raise InputError("health: expected the probabilities of at least one round, got none")
@@ -204,10 +210,7 @@ def health_report(
 
 
 def warnings_of(report: HealthReport) -> list[str]:
-    """Gives what is wrong in the last round of a `health_report`, a plain sentence each; none if all is well.
-
-    The limits are the constants of this module.
-    """
+    """What is wrong in the last round of a `health_report`, a sentence each; limits are constants of this module."""
     positive_bags, last = report["positive_bags"], report["rounds"][-1]
     false_positives, positives, flipped = last["false_positive_share"], last["positive_share"], last["churn"]
     spearman, kappa, empty = last["seed_spearman"], last["seed_kappa"], last["empty_positive_bags"]
@@ -218,8 +221,8 @@ def warnings_of(report: HealthReport) -> list[str]:
     if too_many and too_few:
         warnings.append(
             f"scores of positives and negatives overlap: {false_positives:.0%} of instances from negative bags are "
-            f"scored positive, and yet none of the instances of {empty} of {positive_bags} positive bags; no threshold "
-            "mends both: pretrain longer or with other views"
+            f"scored positive, but {empty} of {positive_bags} positive bags have no instance scored positive; no "
+            "threshold mends both: pretrain longer or with other views"
         )
     elif too_many:
         warnings.append(
@@ -241,9 +244,9 @@ def warnings_of(report: HealthReport) -> list[str]:
     few = positives is None or positives < FEW_POSITIVES
     if few and shared is not None and contrast is not None and shared > max(contrast, MEDIAN_AUC_LIMIT):
         warnings.append(
-            f"a bag's label is told by its median instance (AUC {shared:.2f}) better than by how far its top instance "
-            f"stands out ({contrast:.2f}): scores follow what a whole bag shares (stain, scanner, patient); pretrain "
-            "longer, with stronger colour views, or give the aggregator dropout"
+            f"a bag's median instance tells its label (AUC {shared:.2f}) better than how far its top instance stands "
+            f"out ({contrast:.2f}): scores follow what a whole bag shares (stain, scanner, patient); pretrain longer, "
+            "with stronger colour views, or give the aggregator dropout"
         )
     if flipped is not None and flipped > CHURN_LIMIT:
         warnings.append(f"pseudo labels flipped by {flipped:.0%} in the last round: they have not settled")
@@ -263,18 +266,50 @@ def warnings_of(report: HealthReport) -> list[str]:
 
 
 def start_kept(aucs: Sequence[float], improved: Sequence[bool]) -> str | None:
-    """Gives a sentence if no round after the first was taken up: the refined encoder is the one it started from.
+    """A sentence if no round was better than the first, so that the refined encoder is the one it started from.
 
     Args:
-        aucs: Of every round the validation AUC that selects.
-        improved: Whether each round counted as the best so far.
+        aucs: The validation AUC of every round that selection goes by.
+        improved: Whether each round was the best so far.
     """
     if len(improved) < 2 or any(improved[1:]):
         return None
     return (
         f"no round improved on the start (validation AUC {aucs[0]:.3f}, later at best {max(aucs[1:]):.3f}): the "
-        "refined encoder is the start; try a higher refine.learning_rate, more refine.epochs, or refine.tolerance=0.01"
+        "refined encoder is the start; try a higher refine.learning_rate or more refine.epochs"
     )
+
+
+def estimate_witness_rate(scores: ArrayLike, bag_labels_per_instance: ArrayLike) -> float:
+    """An estimate of the share of positives among the instances of positive bags, from bag labels alone.
+
+    The instances of positive bags are a mixture: a share w of positives, the rest like the instances of negative bags.
+    So for any cut c, P(score <= c | positive bag) >= (1 - w) P(score <= c | negative bag), with equality where no
+    positive scores that low: the smallest ratio of the two is 1 - w. The cut is chosen by an upper bound of that ratio,
+    so that ratios of few instances do not count (best bin estimation; Garg et al., Mixture proportion estimation and PU
+    learning, NeurIPS 2021).
+
+    Only positives that score higher than negatives are seen, so poor scores make the estimate too small. What all
+    instances of positive bags share (a stain, a scanner) is taken for witnesses.
+
+    Args:
+        scores: (N,) of instances the scoring model was not trained on, such as those of validation bags; higher is
+            more positive.
+        bag_labels_per_instance: (N,) label of each instance's bag.
+
+    Raises:
+        InputError: If bags of one label are missing.
+    """
+    values = vector(scores, "scores")
+    labels = label_vector(bag_labels_per_instance, "bag labels per instance", values.size)
+    negative, positive = np.sort(values[labels == 0]), np.sort(values[labels == 1])
+    if not (negative.size and positive.size):
+        raise InputError("an estimate of the witness rate needs instances of both positive and negative bags")
+    below = np.searchsorted(negative, negative, side="right") / negative.size
+    mixed = np.searchsorted(positive, negative, side="right") / positive.size
+    slack = sum(math.sqrt(math.log(4 / BOUND_FAILS) / (2 * group.size)) for group in (negative, positive))
+    best = int(np.argmin((mixed + slack) / below))
+    return float(np.clip(1 - mixed[best] / below[best], 0.0, 1.0))
 
 
 def _auc_by_bag(
@@ -283,9 +318,11 @@ def _auc_by_bag(
     offsets: ArrayLike,
     of_bag: Callable[[NDArray[np.float64]], float | np.floating[Any]],
 ) -> float:
-    """AUC of bag labels by a number of each bag; nan with one class only."""
+    """AUC of bag labels when a bag's score is `of_bag` of its instances; nan with one class only."""
+    from sklearn.metrics import roc_auc_score
+
     labels, flat = label_vector(bag_labels, "bag labels"), vector(scores, "scores")
-    if np.unique(labels).size < 2:
+    if not both_classes(labels):
         return float("nan")
     starts = bag_offsets(offsets, flat.size)
     return float(roc_auc_score(labels, [float(of_bag(flat[start:end])) for start, end in pairwise(starts)]))

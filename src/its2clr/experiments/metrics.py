@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from its2clr.errors import InputError
+from its2clr.evaluation.bags import BAG_METRICS
+from its2clr.evaluation.instances import INSTANCE_METRICS
 from its2clr.run.names import END_TO_END, REFINED, START
 from its2clr.wording import did_you_mean
 
 ENCODER_OF_STAGE = {"aggregate": START, "refine": REFINED, "end_to_end": END_TO_END}
 
-_OF_MODEL = {
-    **{f"bag_{name}": ("bag", name) for name in ("auc", "auprc")},
-    **{f"instance_{name}": ("instance", name) for name in ("auc", "auprc", "max_f1", "dice", "iou")},
-}
+_OF_MODEL: dict[str, Mapping[str, Any]] = {"bag": BAG_METRICS, "instance": INSTANCE_METRICS}
 OF_FEATURES = {
     **{f"probe_{name}": ("linear_probe", name) for name in ("auc", "auprc", "max_f1", "dice", "bag_auc")},
     **{
@@ -24,7 +23,6 @@ OF_FEATURES = {
 """Metrics of the frozen features, not of a model on them."""
 _OF_ROUND = {"training_instance_auc": "instance_auc", "training_instance_max_f1": "instance_max_f1"}
 _OF_TIME = {"refine_time_share", "round_time_share"}
-METRICS = {"witness_rate", *_OF_MODEL, *OF_FEATURES, *_OF_ROUND, *_OF_TIME}
 
 NO_TRUTH = "needs instance labels of both classes in every split"
 NOT_MEASURED = "not measured in this run"
@@ -35,6 +33,12 @@ class Value(NamedTuple):
 
     mean: float
     std: float | None = None
+
+
+def metric_names() -> set[str]:
+    """Every metric that a cell may show."""
+    of_model = {f"{part}_{name}" for part, metrics in _OF_MODEL.items() for name in metrics}
+    return {"witness_rate", *of_model, *OF_FEATURES, *_OF_ROUND, *_OF_TIME}
 
 
 def read_metric(
@@ -53,14 +57,16 @@ def read_metric(
     Raises:
         InputError: The metric has no such name.
     """
-    if metric not in METRICS:
-        raise InputError(f"no metric named {metric!r}{did_you_mean(metric, METRICS)}")
+    if metric not in metric_names():
+        raise InputError(f"no metric named {metric!r}{did_you_mean(metric, metric_names())}")
     if metric == "witness_rate":
         return _value(results["cohort"].get("witness_rate"))
     encoder = results[ENCODER_OF_STAGE[stage]]
-    if metric in _OF_MODEL:
+    part, _, name = metric.partition("_")
+    if part in _OF_MODEL:
         found = encoder.get("test") if aggregator is None else encoder.get("aggregators", {}).get(aggregator)
-        return NOT_MEASURED if found is None else _value(_at(found, _OF_MODEL[metric]))
+        missing = found is None or (part == "bag" and name not in found["bag"])
+        return NOT_MEASURED if missing else _value(_at(found, (part, name)))
     if metric in OF_FEATURES:
         return _value(_at(encoder, OF_FEATURES[metric]))
     rounds = results.get("rounds", [])

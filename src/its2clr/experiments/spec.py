@@ -12,7 +12,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from its2clr.config import Section
 from its2clr.errors import InputError
-from its2clr.experiments.metrics import METRICS
 from its2clr.wording import did_you_mean
 
 Stage = Literal["pretrain", "aggregate", "refine", "end_to_end"]
@@ -263,6 +262,8 @@ def read_experiment(path: Path) -> Experiment:
     Raises:
         InputError: The file is not there, or is not such a description.
     """
+    from its2clr.experiments.metrics import metric_names
+
     if not path.is_file():
         raise InputError(f"no file {path}")
     try:
@@ -271,7 +272,7 @@ def read_experiment(path: Path) -> Experiment:
     except (ValueError, yaml.YAMLError) as error:
         raise InputError(f"{path}: not a table or figure as `reproduce` takes them: {error}") from error
     known: dict[str, Collection[str]]
-    known = {"method": methods(), "start": starts(), "dataset": datasets(), "metric": METRICS}
+    known = {"method": methods(), "start": starts(), "dataset": datasets(), "metric": metric_names()}
     for place, cell in cells.items():
         where = f"{path}: {', '.join(filter(None, place))}"
         unnumbered = own.kind == "table" and cell.metric is None and cell.setting is None

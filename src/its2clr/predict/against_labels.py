@@ -7,28 +7,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn.metrics import balanced_accuracy_score, brier_score_loss, recall_score
+from sklearn.metrics import brier_score_loss
 
 from its2clr import __version__
 from its2clr.cohort.layout import PROBLEMS_FILE
 from its2clr.cohort.table_checks import check_bag_ids, parse_bag_labels, parse_instance_labels
 from its2clr.cohort.tables import Problem, at_row, raise_problems, read_table, require_columns
 from its2clr.errors import InputError
-from its2clr.evaluation import bag_metric_intervals, bag_metrics, instance_auc_interval, instance_metrics
 from its2clr.evaluation.arrays import UNKNOWN
+from its2clr.evaluation.bags import BAG_METRICS, bag_metric_intervals, bag_metrics
+from its2clr.evaluation.instances import instance_auc_interval, instance_metrics
 from its2clr.files import read_json
 from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
 
 _LISTED = 5
 _PROBABILITIES = ["probability", "calibrated_probability"]
-_TITLES = {
-    "auc": "AUC",
-    "auprc": "AUPRC",
-    "sensitivity": "sensitivity",
-    "specificity": "specificity",
-    "balanced_accuracy": "balanced accuracy",
-    "brier": "Brier score, calibrated",
-}
+_COUNTED = {"sensitivity": "positive", "specificity": "negative"}  # metrics that are a share of these bags
 
 
 def score(
@@ -51,10 +45,9 @@ def score(
         seed: Seed of the resamples.
 
     Returns:
-        The content of `scores.json`: `bag` with `auc`, `auprc`, and at the model's `threshold` `sensitivity`,
-        `specificity` and `balanced_accuracy`, and `brier` of the calibrated probabilities; `bag_intervals` of three of
-        them; `bags`, how many there are and which were left out. With instances `instance`, `instance_intervals` and
-        `instances` too.
+        The content of `scores.json`: `bag` with the metrics of `BAG_METRICS`, decisions being made at the model's
+        `threshold`, and `brier` of the calibrated probabilities; `bag_intervals` of all but the last; `bags`, how many
+        there are and which were left out. With instances `instance`, `instance_intervals` and `instances` too.
 
     Raises:
         InputError: The folder holds no predictions, a table is wrong, or what both know is not enough for an AUC.
@@ -72,8 +65,7 @@ def score(
     _require_both_classes(labels, table, "predicted bags")
     probability = scored["probability"].to_numpy()
     threshold = described["threshold"]
-    called = probability >= threshold
-    intervals = bag_metric_intervals(labels, probability[None], [threshold], resamples=resamples, seed=seed)
+    intervals = bag_metric_intervals(labels, probability, [threshold], resamples=resamples, seed=seed)
     found: dict[str, Any] = {
         "its2clr": __version__,
         "model": described["model"],
@@ -87,13 +79,10 @@ def score(
             "without_label": predicted.index.difference(shared, sort=False).tolist(),
         },
         "bag": {
-            **bag_metrics(labels, probability),
-            "sensitivity": float(recall_score(labels, called)),
-            "specificity": float(recall_score(labels, called, pos_label=0)),
-            "balanced_accuracy": float(balanced_accuracy_score(labels, called)),
+            **bag_metrics(labels, probability, threshold),
             "brier": float(brier_score_loss(labels, scored["calibrated_probability"])),
         },
-        "bag_intervals": {name: list(intervals[name]) for name in ("auc", "auprc", "balanced_accuracy")},
+        "bag_intervals": {name: list(interval) for name, interval in intervals.items()},
     }
     if instances is not None:
         found |= _score_instances(folder, Path(instances), shared.tolist(), resamples, seed)
@@ -103,7 +92,8 @@ def score(
 def score_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     """Rows of the closing table: what is measured, of bags, and of instances where they were."""
     parts = [name for name in ("bag", "instance") if name in found]
-    rows = [(title, *(_cell(found, part, metric) for part in parts)) for metric, title in _TITLES.items()]
+    titles = {name: metric.title for name, metric in BAG_METRICS.items()} | {"brier": "Brier score, calibrated"}
+    rows = [(title, *(_cell(found, part, metric) for part in parts)) for metric, title in titles.items()]
     rows += [(count, *(str(found[f"{part}s"][count]) for part in parts)) for count in ("positive", "negative")]
     return rows
 
@@ -252,13 +242,12 @@ def _counts(labels: NDArray[np.integer[Any]]) -> dict[str, int]:
 def _cell(found: dict[str, Any], part: str, metric: str) -> str:
     if metric not in found[part]:
         return "-"
-    value = found[part][metric]
-    of = {"sensitivity": "positive", "specificity": "negative"}.get(metric)
-    if of is not None:
-        count = found[f"{part}s"][of]
-        return f"{value:.3f} ({round(value * count)} of {count})"
-    interval = found[f"{part}_intervals"].get(metric)
-    return f"{value:.3f}" if interval is None else f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+    value, interval = found[part][metric], found[f"{part}_intervals"].get(metric)
+    shown = f"{value:.3f}" if interval is None else f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+    if metric not in _COUNTED:
+        return shown
+    count = found[f"{part}s"][_COUNTED[metric]]
+    return f"{shown} ({round(value * count)} of {count})"
 
 
 def _listed(names: Sequence[str]) -> str:

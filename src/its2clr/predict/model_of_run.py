@@ -11,7 +11,7 @@ from its2clr.cohort.layout import read_info
 from its2clr.encoders.adapter import adapter_encoder
 from its2clr.encoders.weights import load_network, without_foreign_weights
 from its2clr.errors import InputError
-from its2clr.evaluation.operating_points import operating_points
+from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.plugins import import_plugins
 from its2clr.predict.calibration import fit_calibration
 from its2clr.predict.model_file import (
@@ -79,7 +79,6 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
     )
     encoder = load_network(scores.run / "checkpoints" / f"encoder-{chosen.encoder}.safetensors").encoder.eval()
     labels, probability = _validation(scores, chosen)
-    points = operating_points(labels, probability)
     info = read_info(scores.cohort_path)
     results = scores.results
     of_encoder = results[chosen.encoder]
@@ -100,7 +99,7 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
         plugins=tuple(Path(plugin).name if plugin.endswith(".py") else plugin for plugin in config.plugins),
         precision=config.engine.precision,
         tiling=Tiling.of_cohort(info),
-        threshold=points.best_threshold(points.balanced_accuracy),
+        threshold=balanced_accuracy_threshold(labels, probability),
         calibration=fit_calibration(labels, probability).as_dict(),
         metrics=_plain(metrics),
         cohort=_plain({key: value for key, value in results["cohort"].items() if key != "path"}),

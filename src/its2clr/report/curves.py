@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
 
-from its2clr.evaluation.operating_points import operating_points
-
 MOST_POINTS = 300
 """Of a curve on the page; more cannot be seen."""
 
@@ -51,11 +49,6 @@ class Decisions(NamedTuple):
         return self.true_negatives / max(1, self.true_negatives + self.false_positives)
 
 
-def both_classes(labels: NDArray[np.int64]) -> bool:
-    """Whether there is something to tell apart."""
-    return bool((labels == 0).any() and (labels == 1).any())
-
-
 def roc(labels: NDArray[np.int64], scores: NDArray[np.float64]) -> Curve:
     """Sensitivity over the share of false alarms; area: AUC."""
     false_rate, true_rate, _ = roc_curve(labels, scores)
@@ -80,12 +73,6 @@ def reliability(labels: NDArray[np.int64], probabilities: NDArray[np.float64]) -
         mean = float(probabilities[inside].mean())
         found.append(Reliability(mean, positive / count, float(interval.low), float(interval.high), count))
     return found
-
-
-def validation_threshold(labels: NDArray[np.int64], scores: NDArray[np.float64]) -> float:
-    """The threshold of the highest balanced accuracy on these (validation) bags."""
-    points = operating_points(labels, scores)
-    return points.best_threshold(points.balanced_accuracy)
 
 
 def decisions(labels: NDArray[np.int64], scores: NDArray[np.float64], threshold: float) -> Decisions:

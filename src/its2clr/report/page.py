@@ -13,9 +13,11 @@ import pandas as pd
 from markupsafe import Markup
 
 from its2clr import __version__
+from its2clr.evaluation.arrays import both_classes
+from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.report import figures, panels, tables, words
 from its2clr.report.collect import RunFacts, Scored
-from its2clr.report.curves import Decisions, both_classes, decisions, validation_threshold
+from its2clr.report.curves import Decisions, decisions
 from its2clr.report.embedding import embed
 from its2clr.report.settings import all_settings, changed_settings, command_again
 from its2clr.report.tiles import (
@@ -93,7 +95,7 @@ def called_at_validation(models: Sequence[Scored]) -> dict[str, Decisions]:
     for scored in models:
         validation, test = scored.split("val"), scored.split("test")
         if both_classes(validation[0]) and test[0].size:
-            found[scored.name] = decisions(*test, validation_threshold(*validation))
+            found[scored.name] = decisions(*test, balanced_accuracy_threshold(*validation))
     return found
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from its2clr.evaluation.arrays import both_classes
 from its2clr.report import curves, figures
 from its2clr.report.collect import Scored
 from its2clr.report.curves import Decisions
@@ -103,7 +104,7 @@ def training(metrics: Sequence[dict[str, Any]]) -> Markup | None:
 
 
 def _rates(name: str, what: str, pairs: dict[str, Any]) -> Markup | None:
-    pairs = {model: pair for model, pair in pairs.items() if curves.both_classes(pair[0])}
+    pairs = {model: pair for model, pair in pairs.items() if both_classes(pair[0])}
     if not pairs:
         return None
     labels = next(iter(pairs.values()))[0]

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 
 from its2clr.cohort import Cohort
+from its2clr.evaluation.arrays import both_classes
 from its2clr.evaluation.health import HealthReport, health_report, warnings_of
-from its2clr.evaluation.pseudo_labels import pseudo_label_quality
+from its2clr.evaluation.instances import pseudo_label_quality
 from its2clr.files import read_json
 
 
@@ -37,15 +38,11 @@ def rounds_of_training(run: Path, cohort: Cohort | None) -> tuple[list[dict[str,
     labels = train.bags["label"].to_numpy(dtype=np.int64)
     report = health_report(seeds, labels, train.offsets(), [found["threshold"] for found in rounds])
     truth = train.instance_labels() if train.has_instance_labels else None
-    known = truth is not None and (truth == 0).any() and (truth == 1).any()
     for number, (found, table) in enumerate(zip(rounds, tables, strict=True)):
-        if known and truth is not None:
-            selected = table["selected"].to_numpy()
-            quality = pseudo_label_quality(
-                truth, table["probability"].to_numpy(), np.flatnonzero(selected == 1), np.flatnonzero(selected == -1)
-            )
-            found |= {"instance_auc": quality.pop("auc"), "instance_max_f1": quality.pop("max_f1"), **quality}
-        rounds[number] = {**report["rounds"][number], **found}
+        quality = {}
+        if truth is not None and both_classes(truth):
+            quality = pseudo_label_quality(truth, table["probability"], table["selected"])
+        rounds[number] = {**report["rounds"][number], **found, **quality}
     return rounds, _health(report)
 
 

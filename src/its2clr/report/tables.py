@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from its2clr.engine.memory import readable_size
+from its2clr.evaluation.bags import BAG_METRICS
+from its2clr.evaluation.instances import INSTANCE_METRICS
 from its2clr.report.collect import RunFacts, Scored
 from its2clr.report.curves import Decisions
 from its2clr.run.evaluation import describe
@@ -15,8 +17,6 @@ from its2clr.run.evaluation import describe
 MOST_BAGS = 500
 """Rows of the table of bags; a page with all of a very large cohort could not be opened."""
 NOTHING = "-"
-BAG_METRICS = {"auc": "AUC", "auprc": "average precision", "balanced_accuracy": "balanced accuracy", "f1": "F1"}
-INSTANCE_METRICS = {"auc": "AUC", "auprc": "average precision", "max_f1": "max F1", "dice": "Dice", "iou": "IoU"}
 
 
 class Cell(NamedTuple):
@@ -65,9 +65,11 @@ def bag_results(models: Sequence[Scored]) -> Table:
         rows.append([Cell(scored.name), *(_measured(found.get(name), intervals.get(name)) for name in BAG_METRICS)])
     note = (
         "Mean ± sample deviation over the retrained aggregators; in brackets the 95% bootstrap interval of that mean "
-        "over test bags. Balanced accuracy and F1 at each retraining's threshold, chosen on validation bags."
+        "over test bags. AUPRC is the average precision. Decisions are made at each retraining's threshold, chosen on "
+        "validation bags."
     )
-    return Table("bag-results", "Test bags", ["model", *BAG_METRICS.values()], rows, note)
+    titles = [metric.title for metric in BAG_METRICS.values()]
+    return Table("bag-results", "Test bags", ["model", *titles], rows, note)
 
 
 def instance_results(models: Sequence[Scored]) -> Table | None:
@@ -103,8 +105,9 @@ def decision_table(decisions: dict[str, Decisions]) -> Table:
     ]
     columns = ["model", "threshold", "sensitivity", "specificity", "missed", "false alarms"]
     note = (
-        "From the mean probability of the retrained aggregators, which is what bag_predictions.csv holds; the "
-        "threshold has the highest balanced accuracy on the validation bags."
+        "From the mean probability of the retrained aggregators, which is what bag_predictions.csv holds: sensitivity "
+        "and specificity may differ from the means over retrainings above. The threshold has the highest balanced "
+        "accuracy on the validation bags."
     )
     return Table("decisions", "Test bags called positive or negative", columns, rows, note)
 

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import expit
-from sklearn.metrics import roc_auc_score
 
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.bag_features import BagFeatures
@@ -17,15 +16,13 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.splits import SPLITS
 from its2clr.config import RunConfig
 from its2clr.errors import InputError
-from its2clr.evaluation.bag import bag_metrics
-from its2clr.evaluation.bootstrap import bag_auc_difference_interval, bag_metric_intervals, instance_auc_interval
-from its2clr.evaluation.health import health_report, start_kept, warnings_of
-from its2clr.evaluation.instance import instance_metrics
-from its2clr.evaluation.linear_probe import linear_probe, linear_probe_metrics
-from its2clr.evaluation.pseudo_labels import pseudo_label_quality
-from its2clr.evaluation.retrainings import summarise
-from its2clr.evaluation.separation import class_separation
-from its2clr.evaluation.witness_rate import estimate_witness_rate
+from its2clr.evaluation.arrays import both_classes
+from its2clr.evaluation.bags import bag_auc_difference, bag_metric_intervals, bag_metrics
+from its2clr.evaluation.features import class_separation, linear_probe, linear_probe_metrics
+from its2clr.evaluation.health import estimate_witness_rate, health_report, start_kept, warnings_of
+from its2clr.evaluation.instances import instance_auc_interval, instance_metrics, pseudo_label_quality
+from its2clr.evaluation.thresholds import balanced_accuracy_threshold
+from its2clr.evaluation.uncertainty import summarise
 from its2clr.files import atomic_path, read_json, read_metrics, write_json
 from its2clr.refine.rounds import threshold_by_rule
 from its2clr.run.names import ENCODERS, REFINED, START, encoder_names
@@ -150,16 +147,20 @@ def predict(stages: Stages, encoder: str, aggregator: str, cohort: Cohort) -> Sc
 def measure(
     cohort: Cohort, scores: Scores, validation: Cohort, validation_scores: Scores, resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Bag metrics and, where there is instance ground truth, instance metrics; mean and spread over retrainings."""
+    """Bag metrics and, where there is instance ground truth, instance metrics; mean and spread over retrainings.
+
+    What a metric needs beyond the scores (a threshold, the settings of Dice) comes from the validation bags.
+    """
     labels = cohort.bags["label"].to_numpy(dtype=np.int64)
     validation_labels = validation.bags["label"].to_numpy(dtype=np.int64)
+    thresholds = [balanced_accuracy_threshold(validation_labels, one) for one in validation_scores.bags]
     bag = summarise(
         [
-            bag_metrics(labels, one, validation_labels, other)
-            for one, other in zip(scores.bags, validation_scores.bags, strict=True)
+            {**bag_metrics(labels, one, threshold), "threshold": threshold}
+            for one, threshold in zip(scores.bags, thresholds, strict=True)
         ]
     )
-    intervals = bag_metric_intervals(labels, scores.bags, bag["threshold"]["values"], resamples=resamples, seed=seed)
+    intervals = bag_metric_intervals(labels, scores.bags, thresholds, resamples=resamples, seed=seed)
     found: dict[str, Any] = {
         "bag_auc": bag["auc"]["mean"],
         "bag_auc_std": bag["auc"]["std"],
@@ -167,11 +168,11 @@ def measure(
         "bag": bag,
         "bag_intervals": {name: list(interval) for name, interval in intervals.items()},
     }
-    if cohort.has_instance_labels and _both_classes(cohort.instance_labels()):
+    if cohort.has_instance_labels and both_classes(cohort.instance_labels()):
         truth = cohort.instance_labels()
         known = validation.instance_labels()
         references: list[tuple[Any, ...]] = [()] * len(scores.instances)
-        if _both_classes(known):
+        if both_classes(known):
             references = [(known, other) for other in validation_scores.instances]
         instance = summarise(
             [
@@ -192,18 +193,17 @@ def measure(
 def _comparison(cohort: Cohort, refined: Scores, start: Scores, config: RunConfig) -> dict[str, Any]:
     """How much the refinement added to the bag AUC, on the same test bags, with the run's own aggregator."""
     labels = cohort.bags["label"].to_numpy(dtype=np.int64)
-    means = [np.mean([roc_auc_score(labels, one) for one in scores.bags]) for scores in (refined, start)]
-    interval = bag_auc_difference_interval(
+    difference, interval = bag_auc_difference(
         labels, refined.bags, start.bags, resamples=config.evaluation.bootstrap, seed=config.seed
     )
-    return {"bag_auc_difference": float(means[0] - means[1]), "bag_auc_difference_interval": list(interval)}
+    return {"bag_auc_difference": difference, "bag_auc_difference_interval": list(interval)}
 
 
 def represent_quality(stages: Stages, encoder: str, cohort: Cohort) -> dict[str, Any]:
     """How well an encoder's features part the classes: class separation, and a linear probe on true labels."""
     parts = {name: cohort.split(name) for name in ("train", "val", "test")}
     truth = {name: part.instance_labels() for name, part in parts.items()}
-    if not all(_both_classes(labels) for labels in truth.values()):
+    if not all(both_classes(labels) for labels in truth.values()):
         return {}
     features = {
         name: stages.features(encoder, part.without_labels()).features.cpu().numpy() for name, part in parts.items()
@@ -240,10 +240,6 @@ def describe(cohort: Cohort) -> dict[str, Any]:
     return described
 
 
-def _both_classes(labels: NDArray[np.int8]) -> bool:
-    return bool((labels == 0).any() and (labels == 1).any())
-
-
 def _round_tables(run: Path) -> list[tuple[dict[str, Any], pd.DataFrame]]:
     folders = sorted(path.parent for path in (run / "rounds").glob("*/metrics.json"))
     return [(read_json(f / "metrics.json"), pd.read_parquet(f / "pseudo_labels.parquet")) for f in folders]
@@ -272,12 +268,8 @@ def _rounds(stages: Stages, train: Cohort) -> list[dict[str, Any]]:
     rounds = []
     for metrics, table in _round_tables(stages.run.path):
         entry = dict(metrics)
-        if truth is not None and _both_classes(truth):
-            selected = table["selected"].to_numpy()
-            quality = pseudo_label_quality(
-                truth, table["probability"].to_numpy(), np.flatnonzero(selected == 1), np.flatnonzero(selected == -1)
-            )
-            entry |= {"instance_auc": quality.pop("auc"), "instance_max_f1": quality.pop("max_f1")}
+        if truth is not None and both_classes(truth):
+            quality = pseudo_label_quality(truth, table["probability"], table["selected"])
             entry |= {name: value for name, value in quality.items() if math.isfinite(value)}
         rounds.append(entry)
     return rounds

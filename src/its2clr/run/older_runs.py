@@ -5,7 +5,7 @@ Every step may be repeated, so an upgrade that was killed goes on when the run i
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +110,30 @@ def _renamed_file(name: str) -> str:
 
 
 def _rename_in_tables(run: Path) -> None:
-    if (run / "results.json").is_file():
-        write_json(run / "results.json", _renamed_results(read_json(run / "results.json")))
-    if (run / "bag_predictions.csv").is_file():
-        import pandas as pd
+    """A damaged table stays as it is: who wants to read it says so."""
+    for rename in (_rename_results, _rename_bag_predictions, _rename_predictions):
+        with suppress(ValueError, KeyError, FileNotFoundError):
+            rename(run)
 
-        table = pd.read_csv(run / "bag_predictions.csv", dtype=str, keep_default_na=False)
-        with atomic_path(run / "bag_predictions.csv") as temporary:
-            table.assign(encoder=table["encoder"].replace(ENCODERS)).to_csv(temporary, index=False)
-    if (run / "predictions.parquet").is_file():
-        import pandas as pd
 
-        table = pd.read_parquet(run / "predictions.parquet")
-        with atomic_path(run / "predictions.parquet") as temporary:
-            table.assign(encoder=table["encoder"].replace(ENCODERS)).to_parquet(temporary, index=False)
+def _rename_results(run: Path) -> None:
+    write_json(run / "results.json", _renamed_results(read_json(run / "results.json")))
+
+
+def _rename_bag_predictions(run: Path) -> None:
+    import pandas as pd
+
+    table = pd.read_csv(run / "bag_predictions.csv", dtype=str, keep_default_na=False)
+    with atomic_path(run / "bag_predictions.csv") as temporary:
+        table.assign(encoder=table["encoder"].replace(ENCODERS)).to_csv(temporary, index=False)
+
+
+def _rename_predictions(run: Path) -> None:
+    import pandas as pd
+
+    table = pd.read_parquet(run / "predictions.parquet")
+    with atomic_path(run / "predictions.parquet") as temporary:
+        table.assign(encoder=table["encoder"].replace(ENCODERS)).to_parquet(temporary, index=False)
 
 
 def _renamed_results(results: dict[str, Any]) -> dict[str, Any]:
