@@ -9,6 +9,7 @@ from its2clr.cli import app
 from its2clr.settings import resolve_config
 
 SMALL = ["engine.accelerator=cpu", "encoder.options={channels: [8, 8, 16, 16], stem_width: 8}"]
+SETTINGS = [part for setting in SMALL for part in ("--set", setting)]
 
 
 def test_everything_is_measured():
@@ -41,8 +42,7 @@ def test_the_limit_is_the_compiled_step_where_there_is_one():
 
 def test_the_command_prints_and_keeps_the_ratios(tmp_path, monkeypatch):
     monkeypatch.setitem(SIZES, "small", SIZES["tiny"])
-    settings = [part for setting in SMALL for part in ("--set", setting)]
-    result = CliRunner().invoke(app, ["bench", "--size", "small", "--out", str(tmp_path / "bench.json"), *settings])
+    result = CliRunner().invoke(app, ["bench", "--size", "small", "--out", str(tmp_path / "bench.json"), *SETTINGS])
     assert result.exit_code == 0, result.output
     kept = json.loads((tmp_path / "bench.json").read_text())
     assert all(name in result.output for name in kept["ratios"])
@@ -51,9 +51,8 @@ def test_the_command_prints_and_keeps_the_ratios(tmp_path, monkeypatch):
 
 def test_one_group_joins_what_was_measured_before(tmp_path, monkeypatch):
     monkeypatch.setitem(SIZES, "small", SIZES["tiny"])
-    settings = [part for setting in SMALL for part in ("--set", setting)]
     out = tmp_path / "bench.json"
-    run = lambda *more: CliRunner().invoke(app, ["bench", "--size", "small", "--out", str(out), *more, *settings])  # noqa: E731
+    run = lambda *more: CliRunner().invoke(app, ["bench", "--size", "small", "--out", str(out), *more, *SETTINGS])  # noqa: E731
     assert run("--only", "aggregators").exit_code == 0
     first = json.loads(out.read_text())
     assert "images_per_second" not in first

@@ -87,7 +87,7 @@ def test_saved_networks_come_back_equal(network, tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"name": "resnet81"}, "closest: resnet"),
+        ({"name": "resnet81"}, "did you mean 'resnet"),
         ({"name": "resnet18", "options": {"width": 3}}, "options"),
     ],
 )

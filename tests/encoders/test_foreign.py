@@ -66,11 +66,16 @@ def settings(**encoder) -> RunConfig:
     return RunConfig(encoder=EncoderConfig(**encoder), projector=ProjectorConfig(**projector))
 
 
-def loaded(path, **encoder):
-    """Features of a network that took a file's weights, the report, and the network."""
+def reported(path, **encoder):
+    """What is said of a file's weights, and the network that took them."""
     config = with_constants(settings(weights=str(path), **encoder))
     network = create_network(config).eval()
-    report = load_weights(network, read_weights(config.encoder.weights), config.encoder)
+    return load_weights(network, read_weights(config.encoder.weights), config.encoder), network
+
+
+def loaded(path, **encoder):
+    """Features of a network that took a file's weights, the report, and the network."""
+    report, network = reported(path, **encoder)
     with torch.no_grad():  # in double precision: the order of sums, which memory layouts change, is then no matter
         return network.double().encoder(TILES), report, network
 
@@ -115,13 +120,15 @@ def wrapped(layout: str) -> dict:
         "compiled": {"model": prefixed("_orig_mod.", source), "args": argparse.Namespace(lr=0.1)},
         "student only": prefixed("student_backbone.", source),
         "distributed": {"model": prefixed("module.", source)},
+        "two copies": prefixed("net_before.", decoy) | prefixed("net.", source),
         "double": {"net": {name: tensor.double() for name, tensor in source.state_dict().items()}},
     }[layout]
 
 
-@pytest.mark.parametrize(
-    "layout", ["lightning", "lightly", "moco", "dino", "compiled", "student only", "distributed", "double"]
-)
+LAYOUTS = ("lightning", "lightly", "moco", "dino", "compiled", "student only", "distributed", "two copies", "double")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_wrappers(layout, tmp_path):
     torch.save(wrapped(layout), tmp_path / "file.ckpt")
     found, report, _ = loaded(tmp_path / "file.ckpt")
@@ -202,6 +209,30 @@ def test_a_head_of_other_shape_is_not_loaded_and_said(tmp_path):
     assert "projector.hidden_dim=128 projector.output_dim=64" in report.projector
 
 
+def test_the_head_is_that_of_the_network_that_is_taken(tmp_path):
+    online, momentum = resnet(), resnet()
+    online.fc, momentum.fc = head(), head()
+    momentum.fc[2].weight.data.mul_(2)
+    content = prefixed("module.encoder_k.", momentum) | prefixed("module.encoder_q.", online)
+    torch.save({"state_dict": content}, tmp_path / "moco.pth")
+    _, report, network = loaded(tmp_path / "moco.pth")
+    assert report.projector.startswith("loaded from state_dict.module.encoder_q.fc.0")
+    assert torch.equal(network.float().head[2].weight, online.fc[2].weight)
+    assert set(report.unused) == {f"state_dict.{name}" for name in prefixed("module.encoder_k.", momentum)}
+
+
+def test_the_head_is_that_of_the_network_that_fits(tmp_path):
+    content = {}
+    for number, kind in enumerate(("resnet18", "resnet34")):
+        network = resnet(kind)
+        network.fc = head()
+        network.fc[2].bias.data.fill_(number)
+        content[kind] = network.state_dict()
+    torch.save(content, tmp_path / "both.pth")
+    _, _, network = loaded(tmp_path / "both.pth", name="resnet34")
+    assert torch.equal(network.float().head[2].bias, torch.ones(256))
+
+
 def test_dino_from_timm_takes_the_teacher_and_fits_another_tile_size(tmp_path):
     torch.manual_seed(0)
     name = "vit_small_patch16_224"
@@ -220,9 +251,7 @@ def test_dino_from_timm_takes_the_teacher_and_fits_another_tile_size(tmp_path):
     assert len(report.unused) == len(student.state_dict()) + 2
 
     larger = {**VIT, "img_size": 96}
-    config = settings(name=name, options=larger)
-    network = create_network(config)
-    report = load_weights(network, read_weights(tmp_path / "checkpoint.pth"), config.encoder)
+    report, network = reported(tmp_path / "checkpoint.pth", name=name, options=larger)
     assert report.resized == ("pos_embed 1x17x48 -> 1x37x48",)
     by_timm = timm.models.vision_transformer.checkpoint_filter_fn(teacher.state_dict(), network.encoder.backbone)
     assert torch.equal(network.encoder.backbone.pos_embed, by_timm["pos_embed"])
@@ -238,9 +267,7 @@ def test_an_exported_vit_for_another_image_size(tmp_path):
         _, report, network = loaded(tmp_path, name=name, options={**VIT, "img_size": size})
         assert report.notes == report.resized == ()
         assert torch.equal(network.float().encoder.backbone.pos_embed, source.backbone.pos_embed)
-    config = settings(name=name, options={**VIT, "img_size": 96})
-    network = create_network(config)
-    report = load_weights(network, read_weights(tmp_path), config.encoder)
+    report, network = reported(tmp_path, name=name, options={**VIT, "img_size": 96})
     assert report.resized == ("pos_embed 1x17x48 -> 1x37x48",)
     (note,) = report.notes
     assert (
@@ -250,8 +277,7 @@ def test_an_exported_vit_for_another_image_size(tmp_path):
     assert network.encoder(torch.rand(2, 3, 96, 96)).shape == (2, 48)
 
     without = {key: value for key, value in VIT.items() if key != "img_size"}
-    config = settings(name=name, options={**without, "dynamic_img_size": True})
-    (note,) = load_weights(create_network(config), read_weights(tmp_path), config.encoder).notes
+    (note,) = reported(tmp_path, name=name, options={**without, "dynamic_img_size": True})[0].notes
     assert "to the 14 x 14 (224 px) that this encoder is built for, and again for tiles of another size" in note
     assert "encoder.options.img_size=64 spares the first" in note
 
@@ -274,13 +300,71 @@ def test_weights_that_timm_knows_how_to_convert(tmp_path):
     source = randomised(timm.create_model(name, num_classes=0, **options))
     state = {key.replace("fc1", "w12").replace("fc2", "w3"): tensor for key, tensor in source.state_dict().items()}
     torch.save(state | {"mask_token": torch.zeros(1, 48)}, tmp_path / "dinov2.pth")
-    config = settings(name=name, options=options)
-    network = create_network(config)
-    report = load_weights(network, read_weights(tmp_path / "dinov2.pth"), config.encoder)
+    report, network = reported(tmp_path / "dinov2.pth", name=name, options=options)
     assert "converted by timm" in report.layout
     assert report.share == 1
     for key, tensor in source.state_dict().items():
         assert torch.equal(network.encoder.backbone.state_dict()[key], tensor), key
+    config = settings(name=name, options={**options, "depth": 3})
+    report = match_weights(create_network(config), read_weights(tmp_path / "dinov2.pth"), config.encoder).report
+    assert "blocks.3.mlp.w12.weight" in report.excess  # by the file's name
+
+
+CLIP = {
+    "norm_pre": "ln_pre", "norm.": "ln_post.", "norm1": "ln_1", "norm2": "ln_2", "blocks": "transformer.resblocks",
+    "qkv.": "in_proj_", "attn.proj": "attn.out_proj", "fc1": "c_fc", "fc2": "c_proj",
+    "patch_embed.proj": "conv1", "pos_embed": "positional_embedding", "cls_token": "class_embedding",
+}  # fmt: skip
+
+
+def test_timm_converts_what_is_below_a_wrapper_too(tmp_path):
+    """OpenAI's CLIP, as a training script saved it."""
+    name = "vit_base_patch16_clip_224"
+    torch.manual_seed(0)
+    source = randomised(timm.create_model(name, num_classes=0, **VIT))
+    state = source.state_dict()
+    state |= {"cls_token": state["cls_token"][0, 0], "pos_embed": state["pos_embed"][0]}
+    for ours, theirs in CLIP.items():
+        state = {key.replace(ours, theirs): tensor for key, tensor in state.items()}
+    content = {f"visual.{key}": tensor for key, tensor in state.items()} | {"logit_scale": torch.zeros(())}
+    torch.save({"state_dict": content}, tmp_path / "clip.pth")
+    found, report, _ = loaded(tmp_path / "clip.pth", name=name, options=VIT)
+    assert report.layout == "timm's names after 'state_dict.', converted by timm"
+    assert report.share == 1
+    with torch.no_grad():
+        assert torch.allclose(found, source.double()(normalised(TILES)), atol=1e-6)
+
+
+def test_names_that_need_no_conversion_are_taken_as_they_are(tmp_path):
+    """OpenCLIP around a timm network: timm could unwrap it, but then nothing would be said of the rest of the file."""
+    name = "vit_small_patch16_224"
+    state = timm.create_model(name, num_classes=0, **VIT).state_dict()
+    content = {f"visual.trunk.{key}": tensor for key, tensor in state.items()} | {"text.weight": torch.zeros(2)}
+    torch.save(content, tmp_path / "open_clip.pth")
+    _, report, _ = loaded(tmp_path / "open_clip.pth", name=name, options=VIT)
+    assert report.layout == "timm's names after 'visual.trunk.'"
+    assert report.unused == ("text.weight",)
+
+
+def test_a_converter_that_would_spoil_the_names_is_not_used(tmp_path):
+    """timm takes a Swin without a classifier for an old one and renames its layers."""
+    name, options = "swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 2, "embed_dim": 12}
+    source = timm.create_model(name, num_classes=0, **options)
+    torch.save(source.state_dict(), tmp_path / "swin.pth")
+    _, report, _ = loaded(tmp_path / "swin.pth", name=name, options=options)
+    assert (report.share, report.layout, report.unused) == (1, "timm's names", ())
+
+
+def test_registers_of_dinov2_are_no_other_image_size(tmp_path):
+    """timm adds the first position to the class token and keeps the rest: another shape, but the same places."""
+    name, options = "vit_small_patch14_reg4_dinov2", {"img_size": 56, "embed_dim": 48, "depth": 2, "num_heads": 2}
+    state = timm.create_model(name, num_classes=0, **options).state_dict()
+    state |= {"register_tokens": state.pop("reg_token"), "mask_token": torch.zeros(1, 48)}
+    state["pos_embed"] = torch.cat([torch.full((1, 1, 48), 0.25), state["pos_embed"]], dim=1)
+    torch.save(state, tmp_path / "dinov2.pth")
+    report, network = reported(tmp_path / "dinov2.pth", name=name, options=options)
+    assert (report.share, report.notes) == (1, ())
+    assert torch.equal(network.encoder.backbone.cls_token, state["cls_token"] + 0.25)
 
 
 def test_patches_of_another_size_are_resampled_by_timm(tmp_path):
@@ -289,6 +373,8 @@ def test_patches_of_another_size_are_resampled_by_timm(tmp_path):
     _, report, network = loaded(tmp_path / "vit.pth", name="vit_small_patch8_224", options=VIT)
     assert "converted by timm" in report.layout
     assert report.other_shape == report.missing == ()
+    assert "patch_embed.proj.weight 48x3x16x16 -> 48x3x8x8" in report.resized
+    assert report.notes == ()  # no img_size would take them as they are
     assert network.encoder.backbone.patch_embed.proj.weight.shape[-1] == 8
 
 
@@ -303,6 +389,9 @@ def test_a_torchvision_vit(tmp_path):
     with torch.no_grad():
         assert torch.allclose(found, source.double()(normalised(TILES)), atol=1e-6)
     assert report.share == 1
+    report, _ = reported(tmp_path / "vit.pth", name="vit_small_patch16_224", options={**VIT, "img_size": 96})
+    assert report.layout == "torchvision's names of a ViT, converted by timm"
+    assert report.resized == ("pos_embed 1x17x48 -> 1x37x48",)
 
 
 def test_safetensors_with_constants_in_it_or_beside_it(tmp_path):
@@ -354,9 +443,7 @@ def test_our_own_checkpoints_and_model_files(evaluated_run, tmp_path):
     source = create_network(config).eval()
     randomised(source)
     save_network(tmp_path / "encoder.safetensors", source, config, {})
-    fresh = with_constants(
-        resolve_config("demo", {**_tiny(), "encoder.weights": str(tmp_path / "encoder.safetensors")})
-    )
+    fresh = with_constants(resolve_config("demo", [*TINY, f"encoder.weights={tmp_path / 'encoder.safetensors'}"]))
     assert fresh.encoder.mean == (0.1, 0.2, 0.3)
     network = create_network(fresh).eval()
     report = load_weights(network, read_weights(tmp_path / "encoder.safetensors"), fresh.encoder)
@@ -365,6 +452,9 @@ def test_our_own_checkpoints_and_model_files(evaluated_run, tmp_path):
             assert torch.equal(ours, theirs)
     assert report.unused == ()
     assert report.projector.startswith("loaded from head.0")
+    wide = resolve_config("demo", ["encoder.name=resnet34"])
+    with pytest.raises(InputError, match=r"the file says it is 'resnet18': set encoder\.name=resnet18"):
+        load_weights(create_network(wide), read_weights(tmp_path / "encoder.safetensors"), wide.encoder)
 
     from its2clr.predict.model_of_run import export_model, model_of_run
 
@@ -375,12 +465,6 @@ def test_our_own_checkpoints_and_model_files(evaluated_run, tmp_path):
         expected = model_of_run(evaluated_run).encoder.backbone(TILES.float())
         assert torch.equal(network.encoder.backbone(TILES.float()), expected)
     assert report.unused == ()
-
-
-def _tiny():
-    from its2clr.settings import parse_override
-
-    return dict(parse_override(text) for text in TINY)
 
 
 WRONG = {
@@ -419,6 +503,10 @@ def test_a_few_missing_tensors_are_said_and_the_limit_is_a_setting(tmp_path):
     assert any("layer4.1.bn2.bias" in line for line in report.lines())
     with pytest.raises(InputError, match=r"encoder\.weights_matched=1 asks for 100%"):
         loaded(tmp_path / "model.pth", weights_matched=1.0)
+    few_but_large = {key: tensor for key, tensor in state.items() if not key.startswith("layer4") or tensor.ndim < 2}
+    torch.save(few_but_large, tmp_path / "model.pth")
+    with pytest.raises(InputError, match=r"2\d\.\d% of the encoder(?s:.*)matched 94 of the encoder's 100 tensors"):
+        loaded(tmp_path / "model.pth")
 
 
 def test_nothing_is_unpickled(tmp_path):

@@ -1,8 +1,10 @@
 import csv
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
-from tests.end_to_end.commands import its2clr
+from tests.end_to_end.commands import environment, its2clr
 
 from its2clr import __version__
 
@@ -78,3 +80,13 @@ def test_a_bad_manifest_names_file_and_row(tmp_path):
     assert "manifest.csv" in result.stderr
     assert "row 2" in result.stderr
     assert its2clr("doctor", manifest, check=False).returncode == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["doctor", "--help"], ["reproduce", "--list"], ["recipes", "demo"]])
+def test_what_only_prints_starts_without_torch(words):
+    """Importing torch takes seconds."""
+    program = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = {words}; import its2clr.__main__ as m; m.main()"
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr

@@ -92,8 +92,10 @@ def test_names():
         "tab:diffpretrained_ins",
     ]
     assert len(select(["all"])) == len(experiments())
-    with pytest.raises(InputError, match="did you mean tab:mainresult"):
+    with pytest.raises(InputError, match="did you mean 'tab:mainresult'\\? `its2clr"):
         select(["tab:mainresults"])
+    with pytest.raises(InputError, match="no table or figure 'zzz'; `its2clr"):
+        select(["zzz"])
 
 
 def test_a_row_and_a_column_may_not_contradict():
@@ -119,15 +121,27 @@ def test_a_table_of_ones_own_is_a_file(tmp_path):
     assert [spec.label for spec in select([str(without), "tab:WR_exp"])] == ["ablations", "tab:WR_exp"]
 
 
-@pytest.mark.parametrize("change", [{"label": "../out"}, {"colour": "red"}, {"rows": {"A": {"method": "nobody"}}}])
-def test_a_file_that_holds_no_table_is_said(change, tmp_path):
+NO_TABLES = {
+    "Input should be|should match": {"label": "../out"},
+    "colour": {"colour": "red"},
+    "A, B: no method named 'nobody'": {"rows": {"A": {"method": "nobody"}}},
+    "A, B: no metric named 'bag_acu', did you mean 'bag_auc'": {"cell": {"metric": "bag_acu"}},
+    "A, B: names no metric": {"cell": {}},
+    "A, B: names no method": {"rows": {"A": {}}},
+    "no group named 'cohort'": {"columns": "cohort"},
+    "two values for method": {"columns": {"B": {"method": "its2clr"}}},
+}
+
+
+@pytest.mark.parametrize("said", NO_TABLES)
+def test_a_file_that_holds_no_table_is_said(said, tmp_path):
     path = tmp_path / "mine.yaml"
     values = {"label": "mine", "title": "x", "kind": "table", "paper_data": "x", "cell": {"metric": "bag_auc"}}
     table = {"rows": {"A": {"method": "simclr"}}, "columns": {"B": {}}, **values}
     path.write_text(yaml.safe_dump(table))
     select([str(path)])
-    path.write_text(yaml.safe_dump(table | change))
-    with pytest.raises(InputError, match=re.escape(str(path))):
+    path.write_text(yaml.safe_dump(table | NO_TABLES[said]))
+    with pytest.raises(InputError, match=rf"(?s){re.escape(str(path))}: .*({said})"):
         select([str(path)])
     with pytest.raises(InputError, match="no file"):
         select([str(tmp_path / "none.yaml")])

@@ -3,7 +3,7 @@ import pytest
 from its2clr.errors import InputError
 from its2clr.experiments.collect import Found, _points, _summary
 from its2clr.experiments.metrics import NO_TRUTH, NOT_MEASURED, Value, read_metric
-from its2clr.experiments.render import table_frame, table_markdown
+from its2clr.experiments.pages import table_frame, table_markdown
 from its2clr.experiments.spec import Experiment, experiments
 from its2clr.experiments.verdicts import compare, sentences
 
@@ -71,6 +71,23 @@ def test_what_the_paper_does_not_compare_is_said_apart():
     assert "Not in the paper, as ItS2CLR minus the other: B, SimCLR: +10.50 ± 0.71." in text
     assert "not in the paper" in table_markdown(table, found)
     assert table_frame(table, found)["paper"].isna().sum() == 2
+
+
+def test_a_table_has_both_numbers_and_says_why_ours_is_missing():
+    reason = "x" * 300 + "\nTraceback"
+    found = {(line, "ItS2CLR"): Found(90.126, 0.5, "seeds", {0: 90.126}) for line in "AB"}
+    found |= {(line, "SimCLR"): Found(reason=reason) for line in "AB"}
+    assert table_markdown(spec(), found).split("\n") == [
+        "| | SimCLR | ItS2CLR |",
+        "|---|---|---|",
+        "| A | -<sup>1</sup><br>*paper 80.00* | **90.13** ± 0.50<br>*paper 90.00* |",
+        "| B | -<sup>1</sup><br>*paper 95.00* | **90.13** ± 0.50<br>*paper 90.00* |",
+        "",
+        f"<sup>1</sup> {'x' * 200}  ",
+    ]
+    rows = table_frame(spec(), found).set_index(["row", "column"])
+    assert rows.loc[("A", "SimCLR"), "reason"] == reason  # whole
+    assert (rows.loc[("B", "ItS2CLR"), "values"], rows.loc[("B", "SimCLR"), "paper"]) == ("0:90.126", 95)
 
 
 def test_missing_numbers_are_not_compared():

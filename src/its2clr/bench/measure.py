@@ -1,25 +1,22 @@
-"""The benchmarks: each stage beside its limit, in one process, one after the other."""
+"""The benchmarks: each stage beside its yardsticks, one after the other in one process."""
 
 import importlib.util
-import io
 import os
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+from torch import Tensor
 
-from its2clr.aggregators.stacked import build
 from its2clr.aggregators.training import train_aggregators
 from its2clr.bag_features import BagFeatures
-from its2clr.bench.limits import bare_inference, bare_training, rate, wait
-from its2clr.config import AggregatorTraining, EngineConfig, PretrainConfig, RefineConfig, RunConfig, ViewsConfig
+from its2clr.bench import yardsticks
+from its2clr.bench.yardsticks import rate, wait
+from its2clr.config import AggregatorTraining, EngineConfig, PretrainConfig, RefineConfig, RunConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
 from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import create_network
@@ -67,7 +64,7 @@ SIZES = {
     "tiny": Size(32, 8, 64, 64, 16, 6, 1, 0, 0.01),
 }
 COMMON_WAYS = {"common way (JPEG, DataLoader, torchvision)": True, "common way, tiles already decoded": False}
-"""A folder of tiles read by the workers of a DataLoader, and the same spared the decoding."""
+"""How SimCLR is usually fed, and whether its tiles are JPEGs to be decoded."""
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """The four sizes, as shares of the largest."""
 
@@ -93,18 +90,20 @@ class Bench:
 
     def training(self) -> dict[str, float]:
         """Images (two views of each tile) per second: SimCLR and refinement epochs beside the bare training step."""
-        found = {"bare training": bare_training(self.network(), self.finished, self.engine, self.size.seconds)}
+        images = self.tiles.images[: self.size.batch].cpu()
+        bare = partial(yardsticks.bare_training, images=self.finished, engine=self.engine, seconds=self.size.seconds)
+        found = {"bare training": bare(self.network()), "SimCLR epoch": self._epochs(self.tiles, *self._simclr())}
         if self.engine.device.type == "cuda":
             compiled = self.network()
             compiled.compile(dynamic=False)
-            found["bare training, compiled"] = bare_training(compiled, self.finished, self.engine, self.size.seconds)
-        found["SimCLR epoch"] = self._epochs(self.tiles, *self._simclr())
-        if self.engine.device.type == "cuda":
+            found["bare training, compiled"] = bare(compiled)
             found["SimCLR epoch from host memory"] = self._epochs(TileStore(self.tiles.images.cpu()), *self._simclr())
         prepared = OBJECTIVES.find("supervised_contrastive")(self.network(), self.config.refine, 0)
         found["refinement epoch"] = self._epochs(self.tiles, prepared.loss, self.config.refine, self._refine_batches)
         for way, encoded in COMMON_WAYS.items():
-            found[way] = self._common_way(encoded)
+            found[way] = yardsticks.common_way(
+                self.network(), images, self.config.pretrain.views, self.engine, self.size.loader_workers, encoded
+            )
         return found
 
     def views(self) -> dict[str, float]:
@@ -126,10 +125,10 @@ class Bench:
             "ours": lambda: maker.pair(self.tiles.images, rows),
             "plain operations": plain,
         }
-        transform = _torchvision_views(views, self.size.side)
+        transform = yardsticks.torchvision_views(views, self.size.side)
         ways["torchvision v2, one draw per batch"] = lambda: transform(images)
         if importlib.util.find_spec("kornia") is not None:
-            augment = _kornia_views(views, self.size.side)
+            augment = yardsticks.kornia_views(views, self.size.side)
             ways["kornia"] = lambda: augment(images.float() / 255)
         return {name: rate(way, batch, engine, self.size.seconds / 2) for name, way in ways.items()}
 
@@ -137,7 +136,7 @@ class Bench:
         """Images per second: extraction from the store beside bare inference."""
         network, batch = self.network(), self.config.engine.extract_batch_size
         images = self.finished[:batch]
-        found = {"bare inference": bare_inference(network.encoder, images, self.engine, self.size.seconds)}
+        found = {"bare inference": yardsticks.bare_inference(network.encoder, images, self.engine, self.size.seconds)}
         work = lambda: extract_features(network.encoder, self.tiles, self.engine, batch)  # noqa: E731
         found["extraction"] = rate(work, len(self.tiles), self.engine, self.size.seconds, warm_up=1)
         return found
@@ -148,7 +147,7 @@ class Bench:
         config = AggregatorTraining(epochs=self.size.aggregator_epochs)
         self._aggregator_seconds(bags, [0], epochs=5)
         return {
-            "plain loop": _plain_loop(config, bags, self.engine),
+            "plain loop": yardsticks.plain_loop(config, bags, self.engine),
             "1 seed": self._aggregator_seconds(bags, [1]) / config.epochs,
             "5 seeds": self._aggregator_seconds(bags, [1, 2, 3, 4, 5]) / config.epochs,
         }
@@ -200,7 +199,7 @@ class Bench:
         return found
 
     def agreement(self) -> dict[str, float]:
-        """Mean loss of an epoch, trained as it is here, and step by step in float32 without any of it."""
+        """Mean loss of an epoch as it is trained here, and of the plainest: float32, step by step, not compiled."""
         objective, config, _ = self._simclr()
         batches = Batches(epoch_indices(min(len(self.tiles), 12 * self.size.batch), self.size.batch, 0, 0))
         fast = self._step(self.tiles, objective, config)
@@ -215,7 +214,7 @@ class Bench:
         return {"as trained": results[0], "float32, plain": results[1], "difference": abs(results[0] - results[1])}
 
     def _random_tiles(self, count: int) -> TileStore:
-        """Tiles of random bytes on the device; fewer than asked for where they would fill more than half of it."""
+        """Tiles of random bytes on the device: as many as asked for, or as fill half of its free memory."""
         device, nbytes = self.engine.device, 3 * self.size.side**2
         if device.type == "cuda":
             count = min(count, int(torch.cuda.mem_get_info(device)[0] / 2 / nbytes))
@@ -260,7 +259,7 @@ class Bench:
         config: PretrainConfig | RefineConfig,
         batches: Callable[[int], Batches],
     ) -> float:
-        """Images per second over two epochs after one that compiles and records, sampling included."""
+        """Images per second over two epochs, sampling included, after one epoch that compiles and records."""
         step = self._step(tiles, objective, config)
         self._epoch(step, batches(0), 0)
         started = time.perf_counter()
@@ -274,129 +273,6 @@ class Bench:
         train_epoch(step, batches, [1e-4] * len(batches.indices), (0, "bench", epoch))
         wait(self.engine)
         return time.perf_counter() - started
-
-    def _common_way(self, encoded: bool) -> float:
-        """Two torchvision views of each tile made by the workers of a DataLoader, fed to the same training step.
-
-        Measured in the steady state: each worker's first batch is not counted, the next three are.
-        """
-        network, engine, workers = self.network(), self.engine, self.size.loader_workers
-        optimiser = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
-        not_counted = max(workers, 1)
-        tiles = _TorchvisionViews(
-            self.tiles.images[: self.size.batch].cpu(),
-            self.config.pretrain.views,
-            4 * not_counted * self.size.batch,
-            encoded,
-        )
-        loader = DataLoader(
-            tiles, batch_size=self.size.batch, num_workers=workers, pin_memory=engine.device.type == "cuda"
-        )
-        started = time.perf_counter()
-        network.train()
-        for number, (first, second) in enumerate(loader, start=1):
-            with engine.autocast():
-                _, embeddings = network(torch.cat([first, second]).to(engine.device, non_blocking=True))
-            loss = simclr_objective(0.5)(embeddings.float(), None, None)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            if number == not_counted:
-                wait(engine)
-                started = time.perf_counter()
-        wait(engine)
-        return 2 * 3 * not_counted * self.size.batch / (time.perf_counter() - started)
-
-
-class _TorchvisionViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """The usual way: two views of one tile at a time, by torchvision's transforms.
-
-    Args:
-        images: Decoded tiles; they come round again when there are fewer than `count`.
-        config: The views.
-        count: Tiles to hand out.
-        encoded: Whether each tile is a JPEG to be decoded first, as in a folder of tiles.
-    """
-
-    def __init__(self, images: torch.Tensor, config: ViewsConfig, count: int, encoded: bool) -> None:
-        self._images: list[bytes] | Tensor = [_jpeg(image) for image in images] if encoded else images
-        self._count = count
-        self._view = _torchvision_views(config, images.shape[-1])
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self._images[index % len(self._images)]
-        image = found if isinstance(found, Tensor) else pil_to_tensor(Image.open(io.BytesIO(found)))
-        return self._view(image), self._view(image)
-
-
-def _jpeg(noise: Tensor) -> bytes:
-    """A JPEG of soft patches with a little of the noise: noise alone would take longer to decode than a photograph."""
-    small = noise[None, :, ::8, ::8].float()
-    large = nn.functional.interpolate(small, size=noise.shape[-2:], mode="bilinear")[0]
-    file = io.BytesIO()
-    to_pil_image((large + noise.float() / 16).clamp(0, 255).to(torch.uint8)).save(file, "JPEG", quality=90)
-    return file.getvalue()
-
-
-def _torchvision_views(config: ViewsConfig, side: int) -> Callable[[Tensor], Tensor]:
-    from torchvision.transforms import v2
-
-    jitter = v2.ColorJitter(config.brightness, config.contrast, config.saturation, config.hue)
-    views: Callable[[Tensor], Tensor] = v2.Compose(
-        [
-            v2.ToDtype(torch.float32, scale=True),
-            v2.RandomResizedCrop(side, scale=config.crop_scale or (1.0, 1.0), antialias=False),
-            v2.RandomHorizontalFlip(config.horizontal_flip),
-            v2.RandomVerticalFlip(config.vertical_flip),
-            v2.RandomApply([jitter], config.jitter_probability),
-            v2.RandomGrayscale(config.grayscale_probability),
-            v2.RandomApply([v2.GaussianBlur(_odd(config, side), config.blur_sigma)], config.blur_probability),
-        ]
-    )
-    return views
-
-
-def _kornia_views(config: ViewsConfig, side: int) -> nn.Module:
-    """Augmentations of kornia with a draw of its own for every image."""
-    from kornia import augmentation as k  # type: ignore[import-not-found,unused-ignore]
-
-    kernel = _odd(config, side)
-    jitter = (config.brightness, config.contrast, config.saturation, config.hue)
-    return nn.Sequential(
-        k.RandomResizedCrop((side, side), scale=config.crop_scale or (1.0, 1.0)),
-        k.RandomHorizontalFlip(config.horizontal_flip),
-        k.RandomVerticalFlip(config.vertical_flip),
-        k.ColorJitter(*jitter, p=config.jitter_probability),
-        k.RandomGrayscale(p=config.grayscale_probability),
-        k.RandomGaussianBlur((kernel, kernel), config.blur_sigma, p=config.blur_probability),
-    )
-
-
-def _odd(config: ViewsConfig, side: int) -> int:
-    return max(3, int(config.blur_kernel * side) // 2 * 2 + 1)
-
-
-def _plain_loop(config: AggregatorTraining, bags: BagFeatures, engine: Engine) -> float:
-    """Seconds per epoch of the obvious loop: one bag, one step, a number read back each time."""
-    assert bags.labels is not None
-    aggregator = build(config.name, config.options, bags.feature_dim).to(engine.device)
-    optimiser = torch.optim.Adam(aggregator.parameters(), config.learning_rate, config.betas)
-    features = bags.features.split(bags.sizes.tolist())  # type: ignore[no-untyped-call]
-    for epoch in range(2):
-        started = time.perf_counter()
-        total = 0.0
-        for number in np.random.default_rng(epoch).permutation(len(features)):
-            optimiser.zero_grad()
-            output = aggregator(features[number][None])
-            loss = aggregator.loss(output, bags.labels[number : number + 1])
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            total += loss.item()
-        wait(engine)
-    return time.perf_counter() - started
 
 
 def hardware(engine: Engine) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Runs the benchmarks and puts them into ratios: what a user of the machine at hand can expect."""
+"""Run the benchmarks and turn them into ratios: what a user of this machine can expect."""
 
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -14,13 +14,16 @@ PAPER_TILES, PAPER_EPOCHS, PAPER_HOURS = 250_000, 600, 90
 """Camelyon16's SimCLR in the paper (section 4.5)."""
 
 
-GROUPS = {
-    "rates": ("images_per_second", "views_per_second"),
-    "aggregators": ("aggregator_seconds_per_epoch", "update_seconds"),
-    "scaling": ("scaling_seconds",),
-    "agreement": ("agreement_of_loss",),
+GROUPS: dict[str, dict[str, Callable[[Bench], dict[str, Any]]]] = {
+    "rates": {
+        "images_per_second": lambda bench: bench.training() | bench.extraction(),
+        "views_per_second": Bench.views,
+    },
+    "aggregators": {"aggregator_seconds_per_epoch": Bench.aggregators, "update_seconds": Bench.update},
+    "scaling": {"scaling_seconds": Bench.scaling},
+    "agreement": {"agreement_of_loss": Bench.agreement},
 }
-"""What is measured together. Every ratio lies within one group, so within one run."""
+"""What is measured together: every ratio lies within one group, so within one run."""
 
 
 def run_benchmarks(
@@ -47,16 +50,8 @@ def run_benchmarks(
     engine.bars.enabled = False
     bench = Bench(SIZES[size], engine, config)
     found: dict[str, Any] = {"its2clr": __version__, "hardware": hardware(engine), "size": size}
-    measures: dict[str, Callable[[], Any]] = {
-        "images_per_second": lambda: bench.training() | bench.extraction(),
-        "views_per_second": bench.views,
-        "aggregator_seconds_per_epoch": bench.aggregators,
-        "update_seconds": bench.update,
-        "scaling_seconds": bench.scaling,
-        "agreement_of_loss": bench.agreement,
-    }
-    for kind in (kind for group in GROUPS if group in groups for kind in GROUPS[group]):
-        found[kind] = measures[kind]()
+    for kind, measure in (item for group in GROUPS if group in groups for item in GROUPS[group].items()):
+        found[kind] = measure(bench)
         say(f"{kind.replace('_', ' ')}:")
         for name, value in found[kind].items():
             say(f"  {name}: {_readable(value)}")
@@ -64,22 +59,22 @@ def run_benchmarks(
 
 
 def joined(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """An earlier measurement with some groups measured anew.
+    """An earlier measurement with some groups measured again.
 
     Raises:
-        InputError: When it was not the same version, machine and size.
+        InputError: It is of another version, machine or size.
     """
     for what in ("its2clr", "hardware", "size"):
         if earlier[what] != found[what]:
             raise InputError(
                 f"the file holds measurements of another {what} ({earlier[what]}, now {found[what]}): "
-                "measure everything, or give another --out"
+                "leave --only away, or give another --out"
             )
     return with_ratios({**earlier, **found})
 
 
 def with_ratios(found: dict[str, Any]) -> dict[str, Any]:
-    """What was measured with its ratios and the paper's SimCLR projected."""
+    """What was measured, with ratios and the hours that the paper's SimCLR would take."""
     found = {**found, "ratios": ratios(found)}
     if "images_per_second" in found:
         found["simclr_600_epochs_of_250000_tiles"] = {
@@ -96,7 +91,7 @@ def _readable(value: float | dict[str, float]) -> str:
 
 
 def ratios(found: dict[str, Any]) -> dict[str, float]:
-    """Each stage against its limit; the compiled training step is the limit where there is one."""
+    """Each stage against its limit: the bare training step, compiled where that was measured."""
     result: dict[str, float] = {}
     if "images_per_second" in found:
         rates, views = found["images_per_second"], found["views_per_second"]
@@ -115,7 +110,7 @@ def ratios(found: dict[str, Any]) -> dict[str, float]:
 
 
 def plot_scaling(found: dict[str, Any], path: str | Path) -> None:
-    """Seconds over size, one panel per stage, with the line through the largest size that linear growth would be."""
+    """Seconds over size, one panel per stage, beside a line of linear growth through the largest size."""
     from matplotlib.figure import Figure
 
     kinds = found["scaling_seconds"]

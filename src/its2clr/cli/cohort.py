@@ -19,7 +19,7 @@ from its2clr.cli.options import (
     UnlabelledOption,
     WorkersOption,
 )
-from its2clr.cli.output import console, say
+from its2clr.cli.output import progress, say
 from its2clr.errors import InputError
 
 EncodingName = Literal["jpeg", "png"]
@@ -29,24 +29,23 @@ def images(
     manifest: Annotated[Path, typer.Argument(help="CSV with bag_id, label and path (a folder of images).")],
     out: NewCohortArgument,
     instances: Annotated[
-        Path | None, typer.Option(help="CSV with bag_id, file and optionally label, instead of paths.")
+        Path | None, typer.Option(help="CSV with bag_id, file and, if known, label of each image, instead of paths.")
     ] = None,
     images_root: ImagesRootOption = None,
     unlabelled: UnlabelledOption = False,
     tile_size: TileSizeOption = 224,
-    encoding: Annotated[EncodingName, typer.Option(help="How changed images are stored.")] = "jpeg",
+    encoding: Annotated[EncodingName, typer.Option(help="Format of images that had to be resized.")] = "jpeg",
     quality: QualityOption = 95,
     resize: ResizeOption = "bilinear",
     fractions: FractionsOption = (0.6, 0.15, 0.25),
     seed: SeedOption = 0,
     workers: WorkersOption = None,
 ) -> None:
-    """Pack bags of ordinary images; every image is checked, bad ones go to problems.csv."""
+    """Pack bags of ordinary images. Every image is checked; those that cannot be read are listed in problems.csv."""
     from its2clr.cohort import pack_images, read_manifest
-    from its2clr.engine.progress import ProgressBar
 
     bags = read_manifest(manifest, instances, images_root, labelled=not unlabelled)
-    with ProgressBar(console=console).start("pack", len(bags.bags), "bags") as progress:
+    with progress("pack", len(bags.bags), "bags") as bar:
         summary = pack_images(
             bags,
             out,
@@ -57,7 +56,7 @@ def images(
             workers=workers,
             seed=seed,
             fractions=fractions,
-            progress=progress.reach,
+            progress=bar.reach,
         )
     say(
         f"{summary.path}: {summary.n_bags} bags, {summary.n_instances} images; {summary.n_packed} bags packed now, "
@@ -70,23 +69,23 @@ def slides(
     manifest: Annotated[Path, typer.Argument(help="CSV with one row per slide; see above.")],
     out: NewCohortArgument,
     magnification: Annotated[
-        float | None, typer.Option(help="Scale of the tiles, e.g. 5, 10 or 20: 10 / x microns per pixel.")
+        float | None, typer.Option(help="Scale of the tiles, e.g. 5, 10 or 20; M stands for 10 / M microns per pixel.")
     ] = None,
-    mpp: Annotated[float | None, typer.Option(help="Scale of the tiles in microns per pixel, instead.")] = None,
+    mpp: Annotated[float | None, typer.Option(help="Scale in microns per pixel, instead of --magnification.")] = None,
     label: Annotated[
-        str | None, typer.Option(help="Column of the labels, of several (EGFR, KRAS, ...); empty cells are left out.")
+        str | None, typer.Option(help="Column of the labels, where there are several; empty cells are left out.")
     ] = None,
     unlabelled: UnlabelledOption = False,
     tile_size: TileSizeOption = 224,
     overlap: Annotated[int, typer.Option(help="Pixels that neighbouring tiles share.")] = 0,
     resize: ResizeOption = "bilinear",
-    min_saturation: Annotated[float, typer.Option(help="Keep tiles of this mean HSV saturation, of 255.")] = 30.0,
-    min_tissue: Annotated[float, typer.Option(help="Share of a tile's pixels that must be that saturated.")] = 0.0,
+    min_saturation: Annotated[float, typer.Option(help="Least mean HSV saturation of a tile, 0 to 255.")] = 30.0,
+    min_tissue: Annotated[float, typer.Option(help="Least share of a tile's pixels that are that saturated.")] = 0.0,
     skip_glass: Annotated[
         bool,
         typer.Option(
             "--skip-glass/--read-all",
-            help="Pass over what a coarse level shows as bare glass, tested on each slide; or read every tile.",
+            help="Skip what a coarse level shows as bare glass (tested on each slide), or read every tile.",
         ),
     ] = True,
     default_mpp: DefaultMppOption = None,
@@ -97,7 +96,7 @@ def slides(
     min_covered: Annotated[
         float,
         typer.Option(
-            help="Annotated share that makes a tile positive; less, but some, is unknown. 0: any tumour does."
+            help="Annotated share from which a tile is positive; with less, but some, it is unknown. 0: any tumour."
         ),
     ] = 0.0,
     classes: Annotated[
@@ -115,7 +114,7 @@ def slides(
     ] = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Tile whole slides: everything OpenSlide reads (of a DICOM slide name one file), TIFF and OME-TIFF.
+    """Tile whole slides: all that OpenSlide reads, TIFF and OME-TIFF. Of a DICOM slide name any one file.
 
     The manifest is a table like this; `patient`, `split`, `mpp` and `annotation` may be missing:
 
@@ -125,16 +124,15 @@ def slides(
 
         case-2,scans/case-2.tiff,0,p02,train,0.25,
 
-    The scale of a slide is what its file says if that can be, else column `mpp`, else `--default-mpp`; a slide
-    without any is left out. A slide that cannot be used is a row in OUT/problems.csv, the rest goes on. Look at
-    OUT/overviews to see what was kept. The same command again goes on where it stopped.
+    The scale of a slide is what its file says, if that is plausible, else column `mpp`, else `--default-mpp`. A slide
+    without a scale, or one that cannot be read, is left out and listed in OUT/problems.csv. Look at OUT/overviews to
+    see what was kept. The same command again continues where it stopped.
 
-    Tissue that the coarse levels of a file do not hold at all can be missed; `--read-all` is slower and misses nothing.
+    Tissue that the coarse levels of a file do not show at all is missed; `--read-all` is slower and misses nothing.
 
     Example: `its2clr cohort slides slides.csv cohorts/mine --magnification 5 --resize nearest`
     """
     from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest, target_mpp
-    from its2clr.engine.progress import ProgressBar
 
     settings = SlideSettings(
         mpp=target_mpp(magnification, mpp),
@@ -154,7 +152,7 @@ def slides(
     slides = read_slide_manifest(
         manifest, label=label, slides_root=slides_root, annotations_root=annotations_root, labelled=not unlabelled
     )
-    with ProgressBar(console=console).start("tile", len(slides.slides), "slides") as progress:
+    with progress("tile", len(slides.slides), "slides") as bar:
         summary = pack_slides(
             slides,
             out,
@@ -163,10 +161,9 @@ def slides(
             workers=workers,
             seed=seed,
             fractions=fractions,
-            progress=progress.reach_with("tiles"),
+            progress=bar.reach_with("tiles"),
         )
-    for line in summary.lines():
-        say(line)
+    say("\n".join(summary.lines()))
 
 
 def features(
@@ -178,13 +175,13 @@ def features(
         Path | None, typer.Option(help="Folder of feature files of TRIDENT, CLAM, STAMP or its2clr.")
     ] = None,
     coords: Annotated[
-        Path | None, typer.Option(help="Folder of CLAM's `patches`, if it is not beside the features.")
+        Path | None, typer.Option(help="Folder `patches` of CLAM, if it is not beside the features.")
     ] = None,
     slides_root: Annotated[
         Path | None, typer.Option(help="Folder of the slides of column `file`; default: the manifest's.")
     ] = None,
     from_run: Annotated[
-        Path | None, typer.Option(help="A run whose own features to take, instead of manifest and files.")
+        Path | None, typer.Option(help="Take the features of this run, instead of MANIFEST and --features.")
     ] = None,
     encoder: Annotated[str, typer.Option(help="With --from-run: start, refined or end_to_end.")] = "start",
     unlabelled: UnlabelledOption = False,
@@ -192,7 +189,7 @@ def features(
     seed: SeedOption = 0,
     workers: WorkersOption = None,
 ) -> None:
-    """Make a cohort of features that were made elsewhere; `fit` then refines an adapter over them.
+    """Make a cohort of features computed elsewhere; `its2clr fit` then refines an adapter over them.
 
     The manifest is a table like this; all but `bag_id` and `label` may be missing:
 
@@ -202,16 +199,15 @@ def features(
 
         case-2,0,p02,train,case-2_b.h5,,0.25
 
-    The feature file of a bag is called like it (`case-1.h5` or `case-1.pt`), unless column `features` names it. Column
-    `file` names the slide, which maps are then drawn on, and `mpp` the microns per pixel of its level 0, which STAMP's
-    coordinates need. A file that cannot be used is a row in OUT/problems.csv, the rest goes on.
+    The feature file of a bag has its name (`case-1.h5` or `case-1.pt`), unless column `features` says otherwise. Column
+    `file` names the slide that maps are drawn on, and `mpp` the microns per pixel of its level 0, which STAMP's
+    coordinates need. A file that cannot be used is left out and listed in OUT/problems.csv.
 
     Example: `its2clr cohort features labels.csv cohorts/uni --features trident/20x_256px_0px_overlap/features_uni_v1`
 
     Of a run's own encoder: `its2clr cohort features cohorts/start --from-run runs/mine --encoder start`
     """
     from its2clr.cohort.features.packing import pack_features, read_feature_manifest
-    from its2clr.engine.progress import ProgressBar
     from its2clr.run.feature_cohorts import pack_run_features
     from its2clr.run.opening import open_run
 
@@ -224,7 +220,7 @@ def features(
     else:
         assert features is not None
         bags = read_feature_manifest(paths[0], features, labelled=not unlabelled, slides_root=slides_root)
-        with ProgressBar(console=console).start("pack", len(bags.bags), "bags") as progress:
+        with progress("pack", len(bags.bags), "bags") as bar:
             summary = pack_features(
                 bags,
                 paths[1],
@@ -232,10 +228,9 @@ def features(
                 seed=seed,
                 fractions=fractions,
                 workers=workers,
-                progress=progress.reach,
+                progress=bar.reach,
             )
-    for line in summary.lines():
-        say(line)
+    say("\n".join(summary.lines()))
 
 
 def synthetic(
@@ -245,14 +240,13 @@ def synthetic(
     settings: SetOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Draw procedural slides with instance ground truth: the embedded cohort."""
+    """Draw the embedded cohort: artificial slides with ground truth for every tile."""
     from its2clr.cohort.synthetic.packing import make_synthetic
-    from its2clr.engine.progress import ProgressBar
     from its2clr.settings import parse_override
 
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
-    with ProgressBar(console=console).start("draw", 1, "bags") as progress:
-        summary = make_synthetic(out, size=size, seed=seed, workers=workers, progress=progress.reach, **overrides)
+    with progress("draw", 1, "bags") as bar:
+        summary = make_synthetic(out, size=size, seed=seed, workers=workers, progress=bar.reach, **overrides)
     say(f"{summary.folder}: {summary.bags} bags ({summary.positive_bags} positive), {summary.instances} tiles")
 
 

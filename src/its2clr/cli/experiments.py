@@ -4,59 +4,59 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from its2clr.cli.options import SetOption
-from its2clr.cli.output import console, say
+from its2clr.cli.output import print_table, say
 
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="Labels as in the paper's source, or `all`.")
+        list[str] | None, typer.Argument(metavar="NAME...", help="Labels (`--list` shows them), `all`, or a YAML file.")
     ] = None,
     cohort: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder of a cohort; `DATASET=FOLDER` for one dataset of the paper (camelyon16, breast-ultrasound, "
-            "tcga-egfr, ...); may be repeated. Without any, the embedded cohort of the budget is drawn."
+            help="Folder of a cohort, or `DATASET=FOLDER` for one dataset of the paper (camelyon16, breast-ultrasound, "
+            "tcga-egfr, ...); may be repeated. Default: the embedded cohort, of the budget's size."
         ),
     ] = None,
     budget: Annotated[
         Literal["smoke", "quick", "paper"],
-        typer.Option(help="How much to train: smoke tries the structure in minutes."),
+        typer.Option(help="How much to train; smoke takes minutes and only shows that all works."),
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="Training seeds; default: the budget's.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of runs and tables; what is there is not done again.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder of runs and tables; finished runs are not trained again.")] = Path(
         "runs/reproduce"
     ),
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs side by side; default: one per GPU, two on a CPU.")
+        int | None, typer.Option(min=1, help="Runs at a time. Default: one per GPU, two on a CPU.")
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Recipe to use instead of the budget's settings.")] = None,
     settings: SetOption = None,
     no_train: Annotated[
-        bool, typer.Option("--no-train", help="Train nothing: make the tables from the runs that are finished.")
+        bool, typer.Option("--no-train", help="Train nothing; make the tables from finished runs.")
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the tables and figures, and stop.")] = False,
 ) -> None:
-    """Make tables and figures of the paper on your cohort, with the paper's numbers beside.
+    """Make tables and figures of the paper on your cohort, beside the paper's numbers.
 
-    Runs that several of them share are trained once, and kept for the next call. Each table or figure becomes a
-    folder with README.md, table.csv, result.json and plot.png; `results.md` is the page of all that were asked for.
+    A run that several of them need is trained once, and kept for the next call. Each table or figure becomes a
+    folder with README.md, table.csv, result.json and plot.png; `results.md` shows all that were asked for.
     Exits 1 when a run failed.
 
     Example: `its2clr reproduce tab:aggregator_results fig:training_process --cohort cohorts/mine --seeds 3`
     """
-    from its2clr.experiments.reproduce import default_workers, embedded_cohort, parse_cohorts
-    from its2clr.experiments.reproduce import reproduce as reproduce_
     from its2clr.experiments.spec import experiments, select
-    from its2clr.settings import parse_override
 
     if list_ or not names:
-        for spec in experiments().values():
-            say(f"{spec.label:<24} {spec.title}")
+        say("\n".join(f"{spec.label:<24} {spec.title}" for spec in experiments().values()))
         return
     select(names)
+
+    from its2clr.experiments.reproduce import default_workers, embedded_cohort, parse_cohorts
+    from its2clr.experiments.reproduce import reproduce as reproduce_
+    from its2clr.settings import parse_override
+
     page, failed = reproduce_(
         names,
         parse_cohorts(cohort) if cohort else {"": embedded_cohort(budget, out)},
@@ -80,17 +80,17 @@ def bench(
         Literal["small", "full"] | None, typer.Option(help="Default: full on a GPU, small on a CPU.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="JSON file for the numbers; a plot of the growth goes beside it.")
+        Path | None, typer.Option(help="JSON file to write; a plot of seconds over size goes beside it.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="rates, aggregators, scaling or agreement, repeatable; joins what --out holds already."),
+        typer.Option(help="rates, aggregators, scaling or agreement; may be repeated. What else --out holds is kept."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="e.g. engine.compile=never or encoder.name=resnet50.")
     ] = None,
 ) -> None:
-    """Measure how close the stages come to what this machine can do, as ratios within one run (minutes)."""
+    """Measure how close the stages come to what this machine can do at best; takes minutes."""
     import torch
 
     from its2clr.bench.report import GROUPS, joined, plot_scaling, run_benchmarks
@@ -108,14 +108,10 @@ def bench(
         write_json(out, found)
         if "scaling_seconds" in found:
             plot_scaling(found, out.with_suffix(".png"))
-    table = Table(title=f"{found['hardware']['device']}, {found['hardware']['precision']}, size {chosen}")
-    table.add_column("", no_wrap=True)
-    table.add_column("ratio", justify="right")
-    for name, value in found["ratios"].items():
-        table.add_row(name, f"{value:.2f}")
-    console.print(table)
+    title = f"{found['hardware']['device']}, {found['hardware']['precision']}, size {chosen}"
+    print_table(title, ("", "ratio"), [(name, f"{value:.2f}") for name, value in found["ratios"].items()])
     if update := found.get("update_seconds"):
         say(f"one pseudo-label update on {update['tiles']:.0f} tiles: {update['update']:.1f} s")
     if projected := found.get("simclr_600_epochs_of_250000_tiles"):
         hours = projected["hours, projected"]
-        say(f"the paper's SimCLR (600 epochs of 250,000 tiles) at this rate: {hours:.1f} h")
+        say(f"the paper's SimCLR (600 epochs of 250,000 tiles) would take {hours:.1f} h at this rate")

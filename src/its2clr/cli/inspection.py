@@ -1,4 +1,4 @@
-"""Commands that look before anything is trained: at cohorts, weights and recipes."""
+"""Commands that check what is there before anything is trained: cohorts, weights and recipes."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,9 +14,9 @@ def doctor(
     instances: Annotated[Path | None, typer.Option(help="Instances CSV of the manifest.")] = None,
     images_root: ImagesRootOption = None,
     unlabelled: UnlabelledOption = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not decode every image.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip decoding every image.")] = False,
 ) -> None:
-    """Check a cohort or a manifest and say what is wrong; exits 1 when there is an error."""
+    """Check a cohort or a manifest and say what is wrong; exits 1 if there is an error."""
     from its2clr.cohort import examine
 
     findings = examine(path, decode=not quick, instances=instances, images_root=images_root, labelled=not unlabelled)
@@ -36,31 +36,29 @@ def weights(
         typer.Argument(metavar="FILE", help="File, folder in timm's hub layout, or hub name (`hf-hub:OWNER/NAME`)."),
     ],
     encoder: Annotated[str | None, typer.Option(help="timm name; default: encoder.name of the settings.")] = None,
-    norm: Annotated[Literal["batch", "instance"] | None, typer.Option(help="Its normalisation layers.")] = None,
+    norm: Annotated[Literal["batch", "instance"] | None, typer.Option(help="Normalisation layers of a ResNet.")] = None,
     recipe: RecipeOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Show which tensors of a file an encoder would take as `encoder.weights`, and which not; nothing is changed.
+    """Show which tensors of a file an encoder would take as `encoder.weights`; nothing is changed.
 
-    Exits 2 when they are not weights of this encoder.
+    Exits 2 if they are not weights of this encoder.
 
     Example: `its2clr weights checkpoints/model.pth --encoder resnet18 --norm instance`
     """
     from its2clr.encoders.foreign import report_weights
 
     chosen = [f"encoder.{key}={value}" for key, value in (("name", encoder), ("norm", norm)) if value is not None]
-    for line in report_weights(source, recipe, [*chosen, *(settings or [])]).lines():
-        say(line)
+    say("\n".join(report_weights(source, recipe, [*chosen, *(settings or [])]).lines()))
 
 
-def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe, resolved.")] = None) -> None:
-    """List the recipes, or show every setting of one."""
+def recipes(name: Annotated[str | None, typer.Argument(help="Show every setting of this recipe.")] = None) -> None:
+    """List the recipes, or every setting of one."""
     import yaml
 
-    from its2clr.settings import read_recipe, recipe_names, resolve_config
+    from its2clr.settings import recipe_names, resolve_config
 
     if name is None:
-        console.print("\n".join(recipe_names()))
-        return
-    read_recipe(name)
-    console.print(yaml.safe_dump(resolve_config(name).model_dump(mode="json"), sort_keys=False), markup=False)
+        say("\n".join(recipe_names()))
+    else:
+        say(yaml.safe_dump(resolve_config(name).model_dump(mode="json"), sort_keys=False))

@@ -9,18 +9,18 @@ OptionalCohort = Annotated[
     Path | None, typer.Argument(help="Folder of a cohort; may be left out for a run that has begun.")
 ]
 RunOption = Annotated[
-    Path, typer.Option("--out", help="Folder of the run; the same command again goes on where it stopped.")
+    Path, typer.Option("--out", help="Folder of the run; the same command again continues where it stopped.")
 ]
 RecipeOption = Annotated[
     str | None,
     typer.Option(
-        help="Recipe by name (`its2clr recipes` lists them) or YAML file; default: the run's settings, or the paper's "
-        "(on a cohort of features: `features`)."
+        help="Name of a recipe (`its2clr recipes` lists them) or a YAML file. Default: the settings of the run; for a "
+        "new run the paper's, or `features` on a cohort of features."
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Override a setting, e.g. `--set refine.epochs=20`; may be repeated."),
+    typer.Option("--set", help="Change a setting, e.g. `--set refine.epochs=20`; may be repeated."),
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 WorkersOption = Annotated[int | None, typer.Option(help="Parallel workers; default: all cores.")]
@@ -31,17 +31,17 @@ SizeOption = Annotated[
     typer.Option(help="Size of the cohort: small suits a CPU, medium and large a GPU."),
 ]
 UnlabelledOption = Annotated[
-    bool, typer.Option("--unlabelled", help="The manifest has no labels: new bags, to be predicted only.")
+    bool, typer.Option("--unlabelled", help="The manifest has no labels: the bags are only to be predicted.")
 ]
-ImagesRootOption = Annotated[Path | None, typer.Option(help="Folder of the instances' files.")]
+ImagesRootOption = Annotated[Path | None, typer.Option(help="Folder of the files that the instances CSV names.")]
 TileSizeOption = Annotated[int, typer.Option(help="Side of the stored tiles in pixels.")]
-ResizeOption = Annotated[Literal["bilinear", "nearest", "bicubic"], typer.Option(help="How pixels are interpolated.")]
+ResizeOption = Annotated[Literal["bilinear", "nearest", "bicubic"], typer.Option(help="How images are resized.")]
 QualityOption = Annotated[int, typer.Option(help="JPEG quality.")]
 FractionsOption = Annotated[
-    tuple[float, float, float], typer.Option(help="Shares of train, val and test where no split is given.")
+    tuple[float, float, float], typer.Option(help="Shares of train, val and test, where the manifest has no splits.")
 ]
 DefaultMppOption = Annotated[
-    float | None, typer.Option(help="Microns per pixel of slides where neither file nor manifest says.")
+    float | None, typer.Option(help="Microns per pixel of slides for which neither file nor manifest says it.")
 ]
 
 ScoredArgument = Annotated[
@@ -49,14 +49,15 @@ ScoredArgument = Annotated[
 ]
 BagOption = Annotated[list[str] | None, typer.Option("--bag", help="A bag by its id; may be repeated.")]
 ScoredSplitOption = Annotated[
-    str | None, typer.Option("--split", help="train, val or test; default: test, of predictions all.")
+    str | None, typer.Option("--split", help="train, val or test. Default: test; for predictions all bags.")
 ]
 LimitOption = Annotated[
-    int, typer.Option(min=0, help="How many bags at most, positive (of predictions: likely) ones first; 0: all.")
+    int,
+    typer.Option(min=0, help="At most this many bags, positive (of predictions: likely) ones first; 0: all."),
 ]
 ModelOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--model", help="start, refined or end_to_end, or with another aggregator refined+max; may be repeated."
+        "--model", help="start, refined or end_to_end, or refined+max for another aggregator; may be repeated."
     ),
 ]

@@ -2,9 +2,13 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from its2clr.engine.progress import Progress
 
 console = Console(highlight=False)
 
@@ -14,8 +18,15 @@ def say(text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
 
+def progress(name: str, total: int, unit: str) -> "Progress":
+    """A display of how far a job is, shown while the block runs."""
+    from its2clr.engine.progress import ProgressBar
+
+    return ProgressBar(console=console).start(name, total, unit)
+
+
 def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table whose cells are not broken into lines, also where the screen is narrow."""
+    """Print a table whose cells stay on one line, even on a narrow screen."""
     table = Table(title=title)
     for heading in headings:
         table.add_column(heading, no_wrap=True)
@@ -25,5 +36,5 @@ def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str
 
 
 def is_first_process() -> bool:
-    """Whether this process speaks for all that were started together."""
+    """Whether this process prints for all that were started together."""
     return os.environ.get("RANK", "0") == "0"

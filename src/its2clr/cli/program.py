@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 
 from its2clr import __version__
-from its2clr.cli import cohort, experiments, results, training
-from its2clr.cli import inspection as checks
+from its2clr.cli import cohort, experiments, inspection, results, training
 from its2clr.cli.output import console, is_first_process
 from its2clr.errors import Its2clrError
 
@@ -31,12 +30,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": experiments.bench,
     "map": results.map_,
     "geojson": results.geojson,
-    "doctor": checks.doctor,
+    "doctor": inspection.doctor,
     "predict": results.predict,
     "score": results.score,
     "export": results.export,
-    "weights": checks.weights,
-    "recipes": checks.recipes,
+    "weights": inspection.weights,
+    "recipes": inspection.recipes,
 }
 COHORT_COMMANDS: dict[str, Callable[..., None]] = {
     "images": cohort.images,
@@ -48,7 +47,7 @@ COHORT_COMMANDS: dict[str, Callable[..., None]] = {
 
 app = typer.Typer(
     name="its2clr",
-    help="Learn, from bag labels alone, tile representations, a bag classifier and a map of the positives (ItS2CLR).",
+    help="Learn tile features, a bag classifier and a map of the positives from bag labels alone (ItS2CLR).",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -79,7 +78,7 @@ def root(
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one message and exit code 2."""
+    """Run the command line; an error that the user can mend is one message and exit code 2."""
     try:
         app()
     except SystemExit as stop:

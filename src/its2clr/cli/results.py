@@ -14,7 +14,7 @@ from its2clr.cli.options import (
     ScoredSplitOption,
     WorkersOption,
 )
-from its2clr.cli.output import console, is_first_process, print_table, say
+from its2clr.cli.output import is_first_process, print_table, progress, say
 from its2clr.errors import InputError
 
 
@@ -25,20 +25,20 @@ def view(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
     token: Annotated[
-        str | None, typer.Option(help="What a browser must show; default: none here, a new one for other hosts.")
+        str | None, typer.Option(help="Secret that browsers must send. Default: none on this machine, else a new one.")
     ] = None,
     open_browser: Annotated[
-        bool | None, typer.Option("--open/--no-open", help="Open a browser; default: where there is a screen.")
+        bool | None, typer.Option("--open/--no-open", help="Open a browser. Default: if there is a screen.")
     ] = None,
 ) -> None:
-    """Walk through a run in the browser: bags with scores, slides with heat, rounds, instances and their neighbours.
+    """Look at a run in the browser: bags with scores, slides with heat maps, rounds, instances and their neighbours.
 
-    Nothing leaves this machine, and no network is needed. Press ? in the browser for the keys.
+    Nothing leaves this machine, and no network is needed. Press ? in the browser to see the keys.
 
     Example: `its2clr view runs/demo`
 
-    On a server, best through a tunnel: `ssh -t -L 8000:localhost:8000 server its2clr view runs/mine`. To be reached by
-    others: `its2clr view runs/mine --host 0.0.0.0`; the address it prints holds a token, without which nobody gets in.
+    On a server, best through a tunnel: `ssh -t -L 8000:localhost:8000 server its2clr view runs/mine`. To let others in:
+    `its2clr view runs/mine --host 0.0.0.0`; the address it prints holds a token, without which nobody gets in.
     """
     from its2clr.viewer.serve import serve
 
@@ -51,8 +51,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about a run: results, curves, tiles, mistakes, training, settings.
 
-    The page needs no network and can be mailed or printed as it is. Of a run that was not evaluated it shows what
-    there is, says what is missing and which command goes on; no test label is read for it.
+    The page needs no network and can be mailed or printed as it is. If the run was not evaluated, the page shows what
+    there is, what is missing and which command comes next; no test label is read for it.
 
     Example: `its2clr report runs/mine --out mine.html`
     """
@@ -80,19 +80,18 @@ def map_(
     ] = False,
     factor: Annotated[
         int | None,
-        typer.Option(min=1, help="Slide pixels per overlay pixel; default: up to 16, so that tiles end on pixels."),
+        typer.Option(min=1, help="Slide pixels per overlay pixel. Default: up to 16, such that tiles end on pixels."),
     ] = None,
 ) -> None:
     """Draw where the models see positives: image, ground truth and one map per model, side by side.
 
-    Leaves OUT/maps.png (several bags), OUT/bags (a picture per bag) and, with --full-scale, OUT/overlays.
+    Writes OUT/maps.png (several bags), OUT/bags (a picture per bag) and, with --full-scale, OUT/overlays.
     RUN may also be what `its2clr predict` wrote.
 
     Example: `its2clr map runs/mine --bag case-7 --full-scale`
 
     Ablations beside: `its2clr map runs/mine --beside runs/no-iteration --beside runs/no-pacing`
     """
-    from its2clr.engine.progress import ProgressBar
     from its2clr.maps.maps import models_beside, write_maps, write_overlays
     from its2clr.maps.source import open_source
 
@@ -100,13 +99,13 @@ def map_(
     chosen = source.choose_bags(bags, split, limit)
     shown = models_beside(source, source.choose_models(models), beside or [])
     folder = _folder(out or run / "maps")
-    with ProgressBar(console=console).start("map", len(chosen), "bags") as progress:
-        sheet = write_maps(source, chosen, shown, folder, threshold=threshold, longest=longest, progress=progress.reach)
+    with progress("map", len(chosen), "bags") as bar:
+        sheet = write_maps(source, chosen, shown, folder, threshold=threshold, longest=longest, progress=bar.reach)
     say(f"{len(chosen)} bags in {sheet.parent / 'bags'}, at a glance: {sheet}")
     if full_scale:
-        with ProgressBar(console=console).start("overlay", len(chosen), "bags") as progress:
+        with progress("overlay", len(chosen), "bags") as bar:
             place = write_overlays(
-                source, chosen, shown, folder, threshold=threshold, factor=factor, progress=progress.reach
+                source, chosen, shown, folder, threshold=threshold, factor=factor, progress=bar.reach
             )
         say(f"overlays in {place}")
 
@@ -117,18 +116,17 @@ def geojson(
     split: ScoredSplitOption = None,
     limit: LimitOption = 0,
     models: ModelOption = None,
-    threshold: Annotated[float, typer.Option(min=0, max=1, help="Least probability of what is positive.")] = 0.5,
-    only: Annotated[Literal["regions", "tiles"] | None, typer.Option(help="Leave the other part out.")] = None,
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Least probability of a positive tile.")] = 0.5,
+    only: Annotated[Literal["regions", "tiles"] | None, typer.Option(help="Write only these.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the files; default: RUN/geojson.")] = None,
 ) -> None:
     """Write tiles with their probabilities and merged positive regions as GeoJSON, one file per bag, for QuPath.
 
-    In QuPath: open the slide, drag the file onto it. RUN may also be what `its2clr predict` wrote. Classes and regions
-    are those of the first --model, by default of the refined one.
+    In QuPath: open the slide and drag the file onto it. RUN may also be what `its2clr predict` wrote. Classes and
+    regions are those of the first --model, by default the refined one.
 
     Example: `its2clr geojson runs/mine --bag case-7 --threshold 0.5`
     """
-    from its2clr.engine.progress import ProgressBar
     from its2clr.maps.geojson import write_geojsons
     from its2clr.maps.source import open_source
 
@@ -136,8 +134,8 @@ def geojson(
     chosen = source.choose_bags(bags, split, limit)
     shown = source.choose_models(models) if models else source.best_first
     folder = _folder(out or run / "geojson")
-    with ProgressBar(console=console).start("geojson", len(chosen), "bags") as progress:
-        write_geojsons(source, chosen, shown, folder, threshold=threshold, only=only, progress=progress.reach)
+    with progress("geojson", len(chosen), "bags") as bar:
+        write_geojsons(source, chosen, shown, folder, threshold=threshold, only=only, progress=bar.reach)
     say(f"{len(chosen)} files in {folder}")
 
 
@@ -164,9 +162,9 @@ def predict(
 ) -> None:
     """Predict new slides, image folders or cohorts with a trained model; labels are not needed and not looked at.
 
-    Slides are tiled, and images packed, as the model's own training cohort was. A folder of images is one bag, a folder
-    of such folders is one bag each, and a folder of slides, searched with all folders below, is one bag for each slide.
-    What does not fit the model is a row in OUT/problems.csv, the rest goes on.
+    Slides are tiled, and images packed, like the cohort that the model was trained on. A folder of images is one bag.
+    A folder of such folders is one bag per folder. A folder of slides, with all folders below it, is one bag per slide.
+    What does not fit the model is left out and listed in OUT/problems.csv.
 
     OUT/predictions.csv has one row per bag: `probability` (as `its2clr evaluate` gives it), `calibrated_probability`
     (calibrated on validation bags) and `predicted_label` (by the threshold that validation chose).
@@ -182,8 +180,7 @@ def predict(
         model, inputs, out, default_mpp=default_mpp, workers=workers, overrides=settings or [], quiet=False
     )
     if is_first_process():
-        for line in predicted.lines():
-            say(line)
+        say("\n".join(predicted.lines()))
 
 
 def score(
@@ -205,12 +202,11 @@ def score(
         Path | None, typer.Option("--json", help="File to write; default: PREDICTIONS/scores.json.")
     ] = None,
 ) -> None:
-    """Score predictions for new bags against their labels: how good the model is on patients it has never seen.
+    """Compare predictions for new bags with their labels: how good is the model on patients it has never seen?
 
     Prints AUC, AUPRC and, at the model's own threshold, balanced accuracy, F1, sensitivity and specificity, with their
     intervals over bags, and the Brier score of the calibrated probabilities; with --instances also how well instances
-    are found.
-    Bags that only one side knows are said and left out.
+    are found. Bags that are only in the predictions or only in the labels are named and left out.
 
     BAGS must hold no bag, and no patient, that the model was trained or validated on.
 
@@ -238,7 +234,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="Folder to make; nothing that exists is overwritten.")],
     encoder: Annotated[str, typer.Option(help="refined, start or end_to_end.")] = "refined",
-    formats: Annotated[str, typer.Option(help="Of timm, onnx and features, with commas between.")] = "timm",
+    formats: Annotated[str, typer.Option(help="timm, onnx, features, or several with commas between.")] = "timm",
     licence: Annotated[
         str | None, typer.Option("--license", help="Licence of the weights, for the model card; yours to state.")
     ] = None,

@@ -1,5 +1,6 @@
 """Commands that train and evaluate: every stage of a run, all of them at once, or one alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,30 @@ if TYPE_CHECKING:
     from its2clr.run.stages import Stages
 
 
+def _stages(cohort: Path | None, run: Path, recipe: str | None, settings: list[str] | None) -> "Stages":
+    from its2clr.run.opening import open_run
+
+    return open_run(run, cohort, recipe, settings or [])
+
+
+def _of_a_run(out: str) -> Callable[[Callable[["Stages"], None]], Callable[..., None]]:
+    """Make a command of what is done with the stages of a run: it takes COHORT, --out, --recipe and --set."""
+
+    def decorate(work: Callable[["Stages"], None]) -> Callable[..., None]:
+        def command(
+            cohort: OptionalCohort = None,
+            run: RunOption = Path(out),
+            recipe: RecipeOption = None,
+            settings: SetOption = None,
+        ) -> None:
+            work(_stages(cohort, run, recipe, settings))
+
+        command.__name__, command.__doc__ = work.__name__, work.__doc__
+        return command
+
+    return decorate
+
+
 def demo(
     run: RunOption = Path("runs/demo"),
     size: SizeOption = "small",
@@ -21,10 +46,10 @@ def demo(
     settings: SetOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Draw the embedded cohort, run every stage on it, print SimCLR against ItS2CLR and draw maps of positive bags.
+    """Draw the embedded cohort, run every stage on it, compare SimCLR with ItS2CLR and draw maps of positive bags.
 
-    Takes a few minutes on two CPU cores. Open RUN/report.html to see how it went; maps are in RUN/maps, numbers in
-    RUN/results.json.
+    Takes a few minutes on two CPU cores. Open OUT/report.html to see how it went; maps are in OUT/maps, numbers in
+    OUT/results.json.
     """
     cohort = run / "cohort"
     synthetic(cohort, size, seed)
@@ -39,30 +64,22 @@ def demo(
         say(f"maps of {len(bags)} test bags, positive ones first: {sheet}")
 
 
-def fit(
-    cohort: OptionalCohort = None,
-    run: RunOption = Path("runs/fit"),
-    recipe: RecipeOption = None,
-    settings: SetOption = None,
-) -> None:
-    """Run every stage: pretrain, aggregate, refine, aggregate, evaluate; and write RUN/report.html.
+@_of_a_run("runs/fit")
+def fit(stages: "Stages") -> None:
+    """Run every stage: pretrain, aggregate, refine, aggregate, evaluate; and write OUT/report.html.
 
     Example: `its2clr fit cohorts/mine --out runs/mine --recipe malaria-smears`
     """
-    _fit_and_evaluate(_stages(cohort, run, recipe, settings))
+    _fit_and_evaluate(stages)
 
 
-def pretrain(
-    cohort: OptionalCohort = None,
-    run: RunOption = Path("runs/fit"),
-    recipe: RecipeOption = None,
-    settings: SetOption = None,
-) -> None:
-    """Self-supervised start on the training tiles; leaves RUN/checkpoints/encoder-start.safetensors.
+@_of_a_run("runs/fit")
+def pretrain(stages: "Stages") -> None:
+    """Train an encoder to start from on the training tiles; writes OUT/checkpoints/encoder-start.safetensors.
 
-    SimCLR, or with `--set pretrain.method=moco` (byol, dino, bag_labels) another start.
+    The method is SimCLR; `--set pretrain.method=moco` (or byol, dino, bag_labels) chooses another.
     """
-    _stages(cohort, run, recipe, settings).pretrain()
+    stages.pretrain()
 
 
 def extract(
@@ -72,7 +89,7 @@ def extract(
     recipe: RecipeOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Write the features of every bag (TRIDENT layout) to RUN/features/ENCODER."""
+    """Write the features of every bag (TRIDENT layout) to OUT/features/ENCODER."""
     from its2clr.cohort import Cohort
 
     stages = _stages(cohort, run, recipe, settings)
@@ -93,8 +110,8 @@ def aggregate(
     encoder: Annotated[
         str | None,
         typer.Option(
-            help="Whose features: start, refined or end_to_end; default: refined, of a new run on features "
-            "the features themselves."
+            help="Encoder of the features: start, refined or end_to_end. Default: refined; for a new run on a cohort "
+            "of features, those features."
         ),
     ] = None,
     labels: Annotated[
@@ -102,21 +119,21 @@ def aggregate(
         typer.Option(help="Table with bag_id and label: COHORT is a folder of feature files (TRIDENT, CLAM, STAMP)."),
     ] = None,
     coords: Annotated[
-        Path | None, typer.Option(help="With --labels: folder of CLAM's `patches`, if not beside the features.")
+        Path | None, typer.Option(help="With --labels: folder `patches` of CLAM, if not beside the features.")
     ] = None,
     aggregators: Annotated[
         list[str] | None,
-        typer.Option("--aggregator", help="Another aggregator than the run's; may be repeated to compare several."),
+        typer.Option("--aggregator", help="Aggregator, instead of the run's; may be repeated to compare several."),
     ] = None,
     recipe: RecipeOption = None,
     settings: SetOption = None,
 ) -> None:
     """Train the aggregator on an encoder's frozen features, once per retraining seed.
 
-    Several over the same features: `its2clr aggregate --out runs/mine --aggregator max --aggregator transformer`,
-    then `its2clr evaluate runs/mine`.
+    To compare several: `its2clr aggregate --out runs/mine --aggregator max --aggregator transformer`, then
+    `its2clr evaluate runs/mine`.
 
-    On features made elsewhere: `its2clr aggregate features_uni_v1/ --labels labels.csv --out runs/uni`.
+    On features computed elsewhere: `its2clr aggregate features_uni_v1/ --labels labels.csv --out runs/uni`.
     """
     if labels is not None:
         from its2clr.run.feature_cohorts import cohort_of_features
@@ -130,18 +147,14 @@ def aggregate(
         stages.aggregate(chosen, name)
 
 
-def refine(
-    cohort: OptionalCohort = None,
-    run: RunOption = Path("runs/fit"),
-    recipe: RecipeOption = None,
-    settings: SetOption = None,
-) -> None:
+@_of_a_run("runs/fit")
+def refine(stages: "Stages") -> None:
     """Algorithm 1: refine the pretrained encoder with pseudo labels (pretrains first if needed)."""
-    _stages(cohort, run, recipe, settings).refine()
+    stages.refine()
 
 
 def correct(
-    run: Annotated[Path, typer.Argument(help="Folder of the run that was looked at.")],
+    run: Annotated[Path, typer.Argument(help="Folder of the run that was corrected.")],
     corrections: Annotated[Path, typer.Argument(help="Folder with a GeoJSON file per corrected bag.")],
     out: Annotated[Path, typer.Option(help="Folder of the new run.")],
     encoder: Annotated[str, typer.Option(help="Encoder to start from: refined or start.")] = "refined",
@@ -149,7 +162,7 @@ def correct(
     """Refine again with a person's corrections: tiles marked as truly positive or negative are trusted.
 
     In QuPath, give areas or tiles the class `Confirmed positive` or `Confirmed negative` and export each slide as
-    GeoJSON, named like its bag. Only training bags count; the new run keeps cohort and settings of the other.
+    GeoJSON, named like its bag. Only training bags count. The new run keeps the cohort and settings of RUN.
 
     Example: `its2clr correct runs/mine corrections/ --out runs/corrected`
     """
@@ -158,31 +171,20 @@ def correct(
     _fit_and_evaluate(open_corrected(run, corrections, out, encoder))
 
 
-def end_to_end(
-    cohort: OptionalCohort = None,
-    run: RunOption = Path("runs/end-to-end"),
-    recipe: RecipeOption = None,
-    settings: SetOption = None,
-) -> None:
+@_of_a_run("runs/end-to-end")
+def end_to_end(stages: "Stages") -> None:
     """Train encoder and aggregator together on whole bags, from SimCLR weights or from scratch: a baseline.
 
-    Large bags fit: `--set end_to_end.tiles_per_pass=64` keeps the activations of 64 tiles in memory at a time.
     From scratch: `--set end_to_end.start=scratch`. From the weights of another run: `--set pretrain.start=runs/mine`.
+    For large bags, `--set end_to_end.tiles_per_pass=64` keeps the activations of only 64 tiles in memory at a time.
     """
-    stages = _stages(cohort, run, recipe, settings)
     stages.end_to_end()
     _evaluate(stages)
 
 
 def evaluate(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
-    """Measure a finished run on its test bags; the only command that reads test labels."""
+    """Measure a finished run on its test bags. No stage before this one reads a test label."""
     _evaluate(_stages(None, run, None, None))
-
-
-def _stages(cohort: Path | None, run: Path, recipe: str | None, settings: list[str] | None) -> "Stages":
-    from its2clr.run.opening import open_run
-
-    return open_run(run, cohort, recipe, settings or [])
 
 
 def _fit_and_evaluate(stages: "Stages") -> None:
@@ -209,4 +211,4 @@ def _evaluate(stages: "Stages") -> None:
         say(f"warning: {warning}")
     stages.engine.say(said_peak_memory(stages.engine.device))
     say(f"results in {stages.run.path / 'results.json'}")
-    say(f"model in {exported}: `its2clr predict` needs nothing else")
+    say(f"model in {exported}: all that `its2clr predict` needs")

@@ -1,6 +1,5 @@
 """The feature extractor f and the projection head psi."""
 
-import difflib
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from its2clr.config import FEATURES, EncoderConfig, ProjectorConfig
 from its2clr.errors import InputError
 from its2clr.views import to_float
+from its2clr.wording import did_you_mean
 
 
 class Encoder(nn.Module):
@@ -86,8 +86,8 @@ def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
 
         return create_adapter(config.options)
     if not timm.is_model(config.name):
-        close = difflib.get_close_matches(config.name, timm.list_models(), n=3)
-        raise InputError(f"encoder.name: timm has no model {config.name!r}; closest: {', '.join(close) or 'none'}")
+        hint = did_you_mean(config.name, timm.list_models())
+        raise InputError(f"encoder.name: timm has no model {config.name!r}{hint}")
     arguments = dict(config.options)
     if config.norm == "instance":
         arguments["norm_layer"] = nn.InstanceNorm2d

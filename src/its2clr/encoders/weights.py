@@ -5,6 +5,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from its2clr import __version__
 from its2clr.config import FEATURES, EncoderConfig, ProjectorConfig, RunConfig
 from its2clr.encoders.adapter import adapter_encoder
@@ -19,7 +21,7 @@ FOREIGN_WEIGHTS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretraine
 
 
 def without_foreign_weights(config: EncoderConfig) -> EncoderConfig:
-    """How to build the same encoder for weights that are at hand: nothing is fetched, whatever the first start was."""
+    """The same encoder without the weights it once started from, so that nothing is fetched when it is built."""
     options = {key: value for key, value in config.options.items() if key not in FOREIGN_WEIGHTS}
     return config.model_copy(update={"pretrained": False, "weights": None, "options": options})
 
@@ -61,15 +63,13 @@ class BestEncoder(BestCheckpoints):
 
 
 def check_same_network(path: str | Path, config: RunConfig) -> None:
-    """Look whether a checkpoint's encoder and projector are built as the settings say, constants included.
+    """Check that a checkpoint's encoder and projector are built as the settings say, constants included.
 
     Raises:
         InputError: They are not; the message names the settings that would be right.
     """
-    _, state = load_checkpoint(path)
-    if "encoder" not in state or "projector" not in state:
-        raise InputError(f"{path}: a checkpoint of its2clr, but not of an encoder")
-    made = _built(EncoderConfig.model_validate(state["encoder"]), ProjectorConfig(**state["projector"]))
+    _, encoder, projector = _read(path)
+    made = _built(encoder, projector)
     wanted = _built(adapter_encoder(config), config.projector)
     differing = [key for key in made if key in wanted and made[key] != wanted[key]]
     if differing:
@@ -80,14 +80,14 @@ def check_same_network(path: str | Path, config: RunConfig) -> None:
         )
         if _sides(made) != _sides(wanted):
             message += (
-                f", or, for tiles of another size, give it as encoder.weights={path} instead, with an img_size of your "
-                "own: its position embeddings are then resampled"
+                f"; or, for tiles of another size, give it as encoder.weights={path} with your own img_size, to which "
+                "its position embeddings are then resampled"
             )
         raise InputError(message)
 
 
 def _built(encoder: EncoderConfig, projector: ProjectorConfig) -> dict[str, Any]:
-    """What a network is built from, by setting; of an adapter over features its width, for the rest may change."""
+    """What a network is built from, by setting; of an adapter over features only its width, for the rest may change."""
     values = {f"projector.{key}": value for key, value in projector.model_dump(mode="json").items()}
     if encoder.name == FEATURES:
         return values | {"adapter.hidden_dim": encoder.options.get("hidden_dim")}
@@ -106,10 +106,15 @@ def load_network(path: str | Path) -> EmbeddingNetwork:
     Raises:
         InputError: The file is missing, damaged or holds no network.
     """
+    tensors, encoder_config, projector_config = _read(path)
+    encoder = create_encoder(without_foreign_weights(encoder_config))
+    network = EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, projector_config))
+    load_module(network, tensors, path)
+    return network
+
+
+def _read(path: str | Path) -> tuple[dict[str, Tensor], EncoderConfig, ProjectorConfig]:
     tensors, state = load_checkpoint(path)
     if "encoder" not in state or "projector" not in state:
         raise InputError(f"{path}: a checkpoint of its2clr, but not of an encoder")
-    encoder = create_encoder(without_foreign_weights(EncoderConfig.model_validate(state["encoder"])))
-    network = EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, ProjectorConfig(**state["projector"])))
-    load_module(network, tensors, path)
-    return network
+    return tensors, EncoderConfig.model_validate(state["encoder"]), ProjectorConfig(**state["projector"])

@@ -29,15 +29,23 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
     """
     if not Path(path).is_file():
         raise InputError(f"{path}: no such checkpoint")
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            metadata = file.metadata() or {}
-    except SafetensorError as error:
-        raise InputError(f"{path}: not a readable safetensors file ({error})") from error
+    tensors, metadata = read_safetensors(path)
     if "state" not in metadata:
         raise InputError(f"{path}: a safetensors file, but not a checkpoint of its2clr (no state in its metadata)")
     return tensors, json.loads(metadata["state"])
+
+
+def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file.
+
+    Raises:
+        InputError: It is damaged, or something else.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise InputError(f"{path}: not a readable safetensors file ({error})") from error
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The numbers of an experiment, from the results of its runs: mean and spread over seeds, and why some are missing."""
+"""The numbers of an experiment, from the results of its runs: mean and spread over seeds, or why there is none."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.errors import InputError
 from its2clr.experiments.metrics import Value, read_metric
 from its2clr.experiments.plan import Job, Planner
-from its2clr.experiments.spec import Cell, Experiment, Number
+from its2clr.experiments.spec import Cell, Experiment
 from its2clr.files import read_json, read_metrics
 from its2clr.run.names import START
 from its2clr.run.results import training_seconds
@@ -22,9 +22,9 @@ class Found:
     """What was found for a cell.
 
     Attributes:
-        mean: Mean over seeds; None where there is no number.
-        spread: Standard deviation over seeds; with one seed, over retrainings; None where neither has two.
-        over: What the spread is over.
+        mean: Mean over seeds; None if there is no number.
+        spread: Standard deviation over seeds, or with one seed over retrainings; None if there is one of each.
+        over: What the spread is over: "seeds" or "retrainings".
         values: The number of each seed that has one.
         reason: Why there is no number, or why seeds are missing.
     """
@@ -51,7 +51,7 @@ class Collector:
 
     Attributes:
         planner: Knows the job of a cell.
-        seeds: Training seeds.
+        seeds: How many training seeds there are.
         failures: Why jobs failed.
     """
 
@@ -60,7 +60,7 @@ class Collector:
     failures: Mapping[Job, str]
 
     def cell(self, cell: Cell, scale: float) -> Found:
-        """The number of a cell in the paper's unit."""
+        """The number of a cell, times `scale`."""
         if cell.missing is not None:
             return Found(reason=cell.missing)
         if cell.setting is not None:
@@ -92,10 +92,6 @@ class Collector:
         other = self.planner.other(job, cell.aggregator)
         return read_metric(results, job.stage, cell.metric, other, cell.round, seconds)
 
-    def cells(self, spec: Experiment) -> dict[tuple[str, str], Found]:
-        """The numbers of a table."""
-        return {place: self.cell(cell, spec.scale) for place, cell in spec.cells().items()}
-
     def sweep(self, spec: Experiment) -> dict[tuple[str, str], dict[str, Found]]:
         """Bag and instance AUC of every value of a sweep."""
         return {
@@ -106,18 +102,18 @@ class Collector:
         }
 
     def rounds(self, cell: Cell, field_: str) -> list[Point]:
-        """A number of every round by its epoch."""
+        """A field of every round, by the round's epoch."""
         found = [self.results(job) for job in self.finished(cell)]
         curves = [{entry["epoch"]: entry.get(field_) for entry in one.get("rounds", [])} for one in found if one]
         return _points(curves)
 
     def training(self, cell: Cell, field_: str) -> list[Point]:
-        """`train_loss`, `validation_loss` or `validation_auc` by bags seen, of an aggregator or end to end."""
+        """`train_loss`, `validation_loss` or `validation_auc` of an aggregator or end-to-end training, by bags seen."""
         read = {"end_to_end": _end_to_end, "aggregate": _aggregator}
         return _points([read[job.stage](self.planner.folder(job), field_) for job in self.finished(cell)])
 
     def finished(self, cell: Cell) -> list[Job]:
-        """The jobs of a cell that have a result, seed by seed; none where no cohort was given for it."""
+        """The jobs of a cell that have a result, seed by seed; none if no cohort was given for the cell."""
         try:
             jobs = [self.planner.job(cell, seed) for seed in range(self.seeds)]
         except InputError:
@@ -125,17 +121,12 @@ class Collector:
         return [job for job in jobs if self.results(job) is not None]
 
     def results(self, job: Job) -> dict[str, Any] | None:
-        """Results of a job's run; None where it failed or was not run."""
+        """Results of a job's run; None if it failed or was not run."""
         path = self.planner.folder(job) / "results.json"
         if job in self.failures or not path.is_file():
             return None
         results: dict[str, Any] = read_json(path)
         return results
-
-
-def paper_number(spec: Experiment, row: str, column: str) -> Number | None:
-    """The paper's number of a cell; None where it has none."""
-    return spec.paper[row][list(spec.columns).index(column)] if spec.paper else None
 
 
 def _summary(values: Mapping[int, Value], scale: float, reason: str | None) -> Found:

@@ -1,4 +1,4 @@
-"""Runs jobs: starts before what starts from them, several at a time when asked; a failed one does not stop the rest."""
+"""Run jobs, starts before what starts from them, one or several at a time; one that fails does not stop the rest."""
 
 import json
 import multiprocessing
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from its2clr.engine.devices import Engine
 
 LONGEST_FIRST = ("pretrain", "end_to_end", "refine", "aggregate")
-"""Stages by how long they take (what others wait for comes before all), so that no long one is left for the end."""
-LOST = "its worker was killed from outside; too little memory is the usual cause: try fewer --workers"
+"""Stages in the order they are taken up: what others wait for, then the longest, so that none of these ends last."""
+LOST = "its worker was killed from outside, usually for want of memory: try fewer --workers"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def execute(tasks: Mapping[Job, Task], workers: int, report: Callable[[Outcome, 
 
 
 def run_task(task: Task) -> Outcome:
-    """Train and measure one job; the same again goes on where it stopped, or only reads."""
+    """Train and measure one job; if its run is there, continue it, or only read it if it is finished."""
     from its2clr.run.evaluation import evaluate
     from its2clr.run.opening import open_run
 
@@ -108,7 +108,7 @@ def _one_by_one(tasks: Mapping[Job, Task]) -> Iterator[Outcome]:
 
 
 def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
-    """Workers take the longest task whose start is there; one that dies loses its task only."""
+    """Each worker takes the longest task whose start is finished; a worker that dies fails its own task only."""
     pending = dict(tasks)
     settled: dict[Job, bool] = {}
     workers = [_Worker(number, count) for number in range(count)]
@@ -135,7 +135,7 @@ def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
 
 
 class _Worker:
-    """A process that runs one task after the other; started when it gets its first, and anew after a failure."""
+    """A process that runs one task after the other; it is started with its first task, and again after a failure."""
 
     def __init__(self, number: int, count: int) -> None:
         self._number, self._count = number, count
@@ -176,7 +176,7 @@ class _Worker:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Hold Ctrl-C back; a process that is started meanwhile never hears of it."""
+    """Hold Ctrl-C back until the block ends; a process that is started in the block never hears it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -207,7 +207,7 @@ def _serve(pipe: Connection, number: int, count: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed could not end its workers; they would go on, and hold their runs' locks."""
+    """End this worker if its parent was killed: it would go on, and hold the locks of its runs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     multiprocessing.connection.wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""What a cell may show: names of metrics, and where they are in the results of a run."""
+"""The metrics that a cell may show, and where they are in the results of a run."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from its2clr.wording import did_you_mean
 ENCODER_OF_STAGE = {"aggregate": START, "refine": REFINED, "end_to_end": END_TO_END}
 
 _OF_MODEL: dict[str, Mapping[str, Any]] = {"bag": BAG_METRICS, "instance": INSTANCE_METRICS}
-_OF_FEATURES = {
+OF_FEATURES = {
     **{f"probe_{name}": ("linear_probe", name) for name in ("auc", "auprc", "max_f1", "dice", "bag_auc")},
     **{
         f"{split}_{name}": ("class_separation", split, name)
@@ -20,6 +20,7 @@ _OF_FEATURES = {
         for name in ("inter_class_distance", "positive_deviation", "negative_deviation")
     },
 }
+"""Metrics of the frozen features, not of a model on them."""
 _OF_ROUND = {"training_instance_auc": "instance_auc", "training_instance_max_f1": "instance_max_f1"}
 _OF_TIME = {"refine_time_share", "round_time_share"}
 
@@ -28,7 +29,7 @@ NOT_MEASURED = "not measured in this run"
 
 
 class Value(NamedTuple):
-    """A number of one run, with its deviation over retrainings where it has one."""
+    """A number of one run, with its deviation over retrainings if it has one."""
 
     mean: float
     std: float | None = None
@@ -37,12 +38,7 @@ class Value(NamedTuple):
 def metric_names() -> set[str]:
     """Every metric that a cell may show."""
     of_model = {f"{part}_{name}" for part, metrics in _OF_MODEL.items() for name in metrics}
-    return {"witness_rate", *of_model, *_OF_FEATURES, *_OF_ROUND, *_OF_TIME}
-
-
-def of_features(metric: str | None) -> bool:
-    """Whether a metric is of the frozen features themselves, not of a model on them."""
-    return metric in _OF_FEATURES
+    return {"witness_rate", *of_model, *OF_FEATURES, *_OF_ROUND, *_OF_TIME}
 
 
 def read_metric(
@@ -71,8 +67,8 @@ def read_metric(
         found = encoder.get("test") if aggregator is None else encoder.get("aggregators", {}).get(aggregator)
         missing = found is None or (part == "bag" and name not in found["bag"])
         return NOT_MEASURED if missing else _value(_at(found, (part, name)))
-    if metric in _OF_FEATURES:
-        return _value(_at(encoder, _OF_FEATURES[metric]))
+    if metric in OF_FEATURES:
+        return _value(_at(encoder, OF_FEATURES[metric]))
     rounds = results.get("rounds", [])
     if metric in _OF_ROUND:
         best = [entry for entry in rounds if entry["improved"]][-1]

@@ -1,7 +1,6 @@
-"""One section of the page per experiment: collects its numbers, draws its picture, puts them into words."""
+"""One section of the page per table or figure: its numbers, its picture, and what they say in words."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,23 +10,17 @@ from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import decode
-from its2clr.experiments import plots, render
-from its2clr.experiments.collect import Collector, Point
+from its2clr.experiments import plots
+from its2clr.experiments.collect import Collector, Found, Point
 from its2clr.experiments.spec import Experiment
 from its2clr.experiments.verdicts import Comparison, compare, sentences
+from its2clr.files import atomic_path, write_json, write_text
 
 NOTHING = "No run that this needs has a result."
 SURE = 0.1
 """A probability closer than this to 0 or 1 counts as sure."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a section is made from: the experiment, where its numbers are, and where its picture goes."""
-
-    spec: Experiment
-    collector: Collector
-    picture: Path
+LONGEST_NOTE = 200
+"""Characters of a reason below a table; the whole reason is in the CSV."""
 
 
 class Section(NamedTuple):
@@ -39,7 +32,7 @@ class Section(NamedTuple):
 
 
 def write_section(spec: Experiment, collector: Collector, settings: Mapping[str, Any]) -> str:
-    """Write the folder of an experiment and give its section of the page.
+    """Write the folder of an experiment (README.md, table.csv, result.json, plot.png) and give its section of the page.
 
     Args:
         spec: The experiment.
@@ -50,90 +43,149 @@ def write_section(spec: Experiment, collector: Collector, settings: Mapping[str,
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / "plot.png"
     picture.unlink(missing_ok=True)
-    section = _KINDS[spec.kind](Context(spec, collector, picture))
-    verdict = sentences(spec, section.comparisons)
-    return render.write_experiment(folder, spec, section.body, verdict, section.frame, section.comparisons, settings)
+    body, frame, comparisons = _KINDS[spec.kind](spec, collector, picture)
+    about = f"Paper: {spec.paper_data}. {spec.about}".strip()
+    parts = [f"## `{spec.label}`: {spec.title}", about, body, sentences(spec, comparisons)]
+    if picture.is_file():
+        parts.append(f"![{spec.title}]({spec.folder}/plot.png)")
+    text = "\n\n".join(filter(None, parts)) + "\n"
+    with atomic_path(folder / "table.csv") as temporary:
+        frame.to_csv(temporary, index=False)
+    write_json(
+        folder / "result.json",
+        {
+            "label": spec.label,
+            "title": spec.title,
+            **settings,
+            "rows": frame.astype(object).where(frame.notna(), None).to_dict("records"),
+            "comparisons": [vars(one) for one in comparisons],
+        },
+    )
+    write_text(folder / "README.md", text.replace(f"({spec.folder}/", "(").replace("## ", "# ", 1))
+    return text
 
 
-def _table(context: Context) -> Section:
-    spec, found = context.spec, context.collector.cells(context.spec)
-    plots.draw_table(context.picture, spec, found)
-    return Section(render.table_markdown(spec, found), render.table_frame(spec, found), compare(spec, found))
+def _table(spec: Experiment, collector: Collector, picture: Path) -> Section:
+    found = {place: collector.cell(cell, spec.scale) for place, cell in spec.cells().items()}
+    plots.draw_table(picture, spec, found)
+    return Section(table_markdown(spec, found), table_frame(spec, found), compare(spec, found))
 
 
-def _sweep(context: Context) -> Section:
-    found = context.collector.sweep(context.spec)
-    plots.draw_sweep(context.picture, context.spec, found)
-    return Section(render.sweep_markdown(context.spec, found), render.sweep_frame(found))
+def table_markdown(spec: Experiment, found: Mapping[tuple[str, str], Found]) -> str:
+    """A table with our number and the paper's in every cell; why numbers are missing is listed below it."""
+    notes: dict[str, int] = {}
+
+    def cell(row: str, column: str) -> str:
+        paper, printed = spec.number(row, column), "not in the paper"
+        if paper is not None:
+            spread = "" if paper.std is None else f" ± {paper.std:.{spec.digits}f}"
+            printed = f"paper {paper.mean:.{spec.digits}f}{spread}"
+        return f"{_ours(found[row, column], spec.digits, notes)}<br>*{printed}*"
+
+    rows = [[row, *(cell(row, column) for column in spec.columns)] for row in spec.rows]
+    return _markdown(["", *spec.columns], rows, notes)
 
 
-def _curves(context: Context) -> Section:
-    spec = context.spec
+def table_frame(spec: Experiment, found: Mapping[tuple[str, str], Found]) -> pd.DataFrame:
+    """One row per cell: our number, its spread, the paper's number."""
+    rows = []
+    for (row, column), ours in found.items():
+        paper = spec.number(row, column)
+        mean, std = (None, None) if paper is None else (paper.mean, paper.std)
+        rows.append({"row": row, "column": column, **_numbers(ours), "paper": mean, "paper_std": std})
+    return pd.DataFrame(rows)
+
+
+def _sweep(spec: Experiment, collector: Collector, picture: Path) -> Section:
+    found = collector.sweep(spec)
+    plots.draw_sweep(picture, spec, found)
+    notes: dict[str, int] = {}
+    rows = [
+        [name, value, *(_ours(metrics[metric], spec.digits, notes) for metric in ("bag_auc", "instance_auc"))]
+        for (name, value), metrics in found.items()
+    ]
+    frame = pd.DataFrame(
+        [
+            {"setting": name, "value": float(value), "metric": metric, **_numbers(ours)}
+            for (name, value), metrics in found.items()
+            for metric, ours in metrics.items()
+        ]
+    )
+    return Section(_markdown(["setting", "value", "bag AUC", "instance AUC"], rows, notes), frame)
+
+
+def _curves(spec: Experiment, collector: Collector, picture: Path) -> Section:
     panels = {
-        title: {name: context.collector.rounds(cell, field) for (name, _), cell in spec.cells().items()}
+        title: {name: collector.rounds(cell, field) for (name, _), cell in spec.cells().items()}
         for field, title in spec.y.items()
     }
     of_instances = any(field.startswith("instance") for field in spec.y)
-    return _drawn_curves(panels, context.picture, "refinement epoch", start=of_instances)
+    return _drawn_curves(panels, picture, "refinement epoch", start=of_instances)
 
 
-def _training(context: Context) -> Section:
-    cells = {name: cell for (name, _), cell in context.spec.cells().items()}
-    read = context.collector.training
-    losses = {name: read(cell, "train_loss") for name, cell in cells.items()}
-    losses |= {f"{name}{plots.VALIDATION}": read(cell, "validation_loss") for name, cell in cells.items()}
-    panels = {"Loss": losses}
-    panels["Bag AUC (validation bags)"] = {name: read(cell, "validation_auc") for name, cell in cells.items()}
-    return _drawn_curves(panels, context.picture, "bags seen", start=False)
+def _training(spec: Experiment, collector: Collector, picture: Path) -> Section:
+    cells = {name: cell for (name, _), cell in spec.cells().items()}
+    losses = {name: collector.training(cell, "train_loss") for name, cell in cells.items()}
+    losses |= {f"{name}{plots.VALIDATION}": collector.training(cell, "validation_loss") for name, cell in cells.items()}
+    aucs = {name: collector.training(cell, "validation_auc") for name, cell in cells.items()}
+    return _drawn_curves({"Loss": losses, "Bag AUC (validation bags)": aucs}, picture, "bags seen", start=False)
 
 
 def _drawn_curves(
     panels: Mapping[str, Mapping[str, Sequence[Point]]], picture: Path, x_title: str, *, start: bool
 ) -> Section:
-    flat = {(name, title): points for title, lines in panels.items() for name, points in lines.items()}
-    if not any(flat.values()):
-        return Section(NOTHING, render.curves_frame(flat))
+    curves = {(name, title): points for title, lines in panels.items() for name, points in lines.items() if points}
+    frame = pd.DataFrame(
+        [(*place, point.x, point.mean, point.spread) for place, points in curves.items() for point in points],
+        columns=["line", "quantity", "x", "ours", "spread"],
+    )
+    if not curves:
+        return Section(NOTHING, frame)
     plots.draw_curves(picture, panels, x_title, start=start)
-    return Section(render.curves_markdown(flat), render.curves_frame(flat))
+    rows = [
+        [", ".join(place), *(f"{end.mean:.3f} ± {end.spread:.3f} (at {end.x:g})" for end in (points[0], points[-1]))]
+        for place, points in curves.items()
+    ]
+    return Section(_markdown(["line", "first", "last"], rows), frame)
 
 
-def _histogram(context: Context) -> Section:
+def _histogram(spec: Experiment, collector: Collector, picture: Path) -> Section:
     """Probabilities and pseudo labels of the positive bags' instances in the last round of the first seed."""
-    planner = context.collector.planner
-    jobs = context.collector.finished(next(iter(context.spec.cells().values())))
+    columns = ["bag_id", "instance", "probability", "pseudo_label"]
+    jobs = collector.finished(next(iter(spec.cells().values())))
     if not jobs:
-        return Section(NOTHING, pd.DataFrame(columns=["bag_id", "instance", "probability", "pseudo_label"]))
-    last = max(planner.folder(jobs[0]).glob("rounds/*/pseudo_labels.parquet"))
-    table = pd.read_parquet(last, columns=["bag_id", "instance", "probability", "pseudo_label"])
+        return Section(NOTHING, pd.DataFrame(columns=columns))
+    last = max(collector.planner.folder(jobs[0]).glob("rounds/*/pseudo_labels.parquet"))
+    table = pd.read_parquet(last, columns=columns)
     in_positive_bag = table.groupby("bag_id")["pseudo_label"].transform("max") == 1
     table = table[in_positive_bag].reset_index(drop=True)
-    config = planner.config(jobs[0]).refine
-    plots.draw_histogram(context.picture, table, config.threshold, config.final_ratio)
+    config = collector.planner.config(jobs[0]).refine
+    plots.draw_histogram(picture, table, config.threshold, config.final_ratio)
     sure = float(((table["probability"] < SURE) | (table["probability"] > 1 - SURE)).mean())
     body = f"{100 * sure:.1f}% of the {len(table)} instances have a probability below {SURE} or above {1 - SURE}."
     return Section(body, table)
 
 
-def _maps(context: Context) -> Section:
+def _maps(spec: Experiment, collector: Collector, picture: Path) -> Section:
     """Predictions of every model, first seed, on positive test bags at some quantiles of the share of positives."""
-    columns = ["model", "bag_id", "instance", "x", "y", "probability", "label"]
-    jobs = {name: context.collector.finished(cell)[:1] for (name, _), cell in context.spec.cells().items()}
-    found = {name: job for name, some in jobs.items() for job in some}
-    if not found:
+    planner, columns = collector.planner, ["model", "bag_id", "instance", "x", "y", "probability", "label"]
+    finished = {name: collector.finished(cell) for (name, _), cell in spec.cells().items()}
+    first = {name: jobs[0] for name, jobs in finished.items() if jobs}
+    if not first:
         return Section(NOTHING, pd.DataFrame(columns=columns))
-    cohort = Cohort.open(next(iter(found.values())).cohort)
-    names = _bags_at(cohort.split("test"), context.spec.bags)
+    cohort = Cohort.open(next(iter(first.values())).cohort)
+    names = _bags_at(cohort.split("test"), spec.bags)
     models: dict[str, pd.DataFrame] = {}
-    for name, job in found.items():
-        planner = context.collector.planner
+    for name, job in first.items():
         table = pd.read_parquet(planner.folder(job) / "predictions.parquet")
         own = table["aggregator"] == planner.config(job).aggregator.name
-        models[name] = table[own & table["bag_id"].isin(names)]
-    models = {name: table for name, table in models.items() if len(table)}
+        table = table[own & table["bag_id"].isin(names)]
+        if len(table):
+            models[name] = table
     if not models:
         return Section(NOTHING, pd.DataFrame(columns=columns))
     bags = {bag: {name: table[table["bag_id"] == bag] for name, table in models.items()} for bag in names}
-    plots.draw_maps(context.picture, bags, float(cohort.tile_file(names[0]).tile_size_level0))
+    plots.draw_maps(picture, bags, float(cohort.tile_file(names[0]).tile_size_level0))
     frame = pd.concat([table.assign(model=name) for name, table in models.items()])
     return Section("", frame[columns])
 
@@ -147,15 +199,15 @@ def _bags_at(test: Cohort, quantiles: Sequence[float]) -> list[str]:
     return [str(test.bags["bag_id"].iloc[rows[round(quantile * (len(rows) - 1))]]) for quantile in quantiles]
 
 
-def _examples(context: Context) -> Section:
-    cohorts = context.collector.planner.cohorts
-    tiles = example_tiles(Cohort.open(cohorts.get("", next(iter(cohorts.values())))))
-    plots.draw_examples(context.picture, tiles)
+def _examples(_: Experiment, collector: Collector, picture: Path) -> Section:
+    cohorts = collector.planner.cohorts
+    tiles = _example_tiles(Cohort.open(cohorts.get("", next(iter(cohorts.values())))))
+    plots.draw_examples(picture, tiles)
     return Section("", pd.DataFrame({"tile": [words for _, words in tiles]}))
 
 
-def example_tiles(cohort: Cohort, count: int = 5) -> list[tuple[NDArray[np.uint8], str]]:
-    """A tile of each of some bags, negative bags first; of positive bags a positive one where they are known."""
+def _example_tiles(cohort: Cohort, count: int = 5) -> list[tuple[NDArray[np.uint8], str]]:
+    """A tile of each of some bags, negative bags first; of a positive bag a positive tile, where that is known."""
     tiles = []
     bags = cohort.bags.sort_values(["label", "bag_id"])
     chosen = np.linspace(0, len(bags) - 1, count).round().astype(int)
@@ -168,11 +220,7 @@ def example_tiles(cohort: Cohort, count: int = 5) -> list[tuple[NDArray[np.uint8
     return tiles
 
 
-def _drawing(context: Context) -> Section:  # noqa: ARG001
-    return Section("", pd.DataFrame())
-
-
-_KINDS: dict[str, Callable[[Context], Section]] = {
+_KINDS: dict[str, Callable[[Experiment, Collector, Path], Section]] = {
     "table": _table,
     "sweep": _sweep,
     "curves": _curves,
@@ -180,5 +228,33 @@ _KINDS: dict[str, Callable[[Context], Section]] = {
     "histogram": _histogram,
     "maps": _maps,
     "examples": _examples,
-    "drawing": _drawing,
+    "drawing": lambda *_: Section("", pd.DataFrame()),
 }
+
+
+def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], notes: Mapping[str, int] | None = None) -> str:
+    """A table in Markdown, with numbered notes below it."""
+    lines = [f"| {' | '.join(cells).lstrip()} |" for cells in (headings, *rows)]
+    lines.insert(1, "|---" * len(headings) + "|")
+    footnotes = [f"<sup>{number}</sup> {reason}  " for reason, number in (notes or {}).items()]
+    return "\n".join([*lines, *([""] if footnotes else []), *footnotes])
+
+
+def _ours(ours: Found, digits: int, notes: dict[str, int]) -> str:
+    """A number of ours in Markdown; why it or some seeds are missing becomes a note."""
+    reason = (ours.reason or "").split("\n")[0][:LONGEST_NOTE]
+    mark = f"<sup>{notes.setdefault(reason, len(notes) + 1)}</sup>" if reason else ""
+    if ours.mean is None:
+        return f"-{mark}"
+    spread = f" ± {ours.spread:.{digits}f}" if ours.spread else ""
+    return f"**{ours.mean:.{digits}f}**{spread}{mark}"
+
+
+def _numbers(ours: Found) -> dict[str, Any]:
+    return {
+        "ours": ours.mean,
+        "spread": ours.spread,
+        "spread_over": ours.over,
+        "values": " ".join(f"{seed}:{value:.6g}" for seed, value in ours.values.items()),
+        "reason": ours.reason,
+    }

@@ -4,15 +4,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from its2clr.config import RunConfig
 from its2clr.errors import InputError
-from its2clr.experiments.metrics import of_features
+from its2clr.experiments.metrics import OF_FEATURES
 from its2clr.experiments.spec import BASE_DATASET, Budget, Cell, Resampling, Stage, datasets, methods, starts
 from its2clr.files import hash_files
 from its2clr.settings import flatten, read_recipe, resolve_config
+from its2clr.wording import did_you_mean
 
 _NOT_LOOKED_AT: dict[Stage, tuple[str, ...]] = {
     "pretrain": ("aggregator", "refine", "end_to_end", "evaluation"),
@@ -20,7 +22,7 @@ _NOT_LOOKED_AT: dict[Stage, tuple[str, ...]] = {
     "refine": ("end_to_end",),
     "end_to_end": ("refine",),
 }
-"""Sections of the settings that a stage does not look at: runs that differ there only are the same run."""
+"""Sections of the settings that a stage does not look at: runs that differ only there are the same run."""
 _OF_THE_START = ("encoder", "projector", "pretrain")
 """Sections that make a start what it is."""
 
@@ -78,8 +80,8 @@ class Needs:
 class Planner:
     """Knows the job of a cell, the settings of a job, and where its run is.
 
-    What a run is called depends on everything it is made of: the cohort, all settings its stage looks at, and its
-    start. Runs of other settings or cohorts in the same folder are other runs.
+    A run is named after everything it is made of: its cohort, all settings that its stage looks at, and its start. So
+    runs with other settings or on other cohorts can be kept in the same folder.
 
     Args:
         budget: How much is trained.
@@ -99,7 +101,8 @@ class Planner:
     ) -> None:
         unknown = set(cohorts) - {"", *datasets()}
         if unknown:
-            raise InputError(f"--cohort: no dataset named {unknown.pop()!r}; there are {', '.join(datasets())}")
+            name = min(unknown)
+            raise InputError(f"--cohort: no dataset named {name!r}{did_you_mean(name, datasets(), else_list=True)}")
         if "seed" in overrides:
             raise InputError("--set seed: seeds are 0, 1, ...; --seeds says how many")
         self.budget, self.cohorts, self.out = budget, cohorts, out
@@ -109,7 +112,8 @@ class Planner:
         self._of_user = set(flatten(overrides))
         self._of_recipe = set() if recipe is None else set(flatten(read_recipe(recipe)))
         self.base = resolve_config(self._recipe, self._values)
-        self._names: dict[Job, str] = {}
+        self.name = cache(self._name)
+        """Name of a job's folder: the same for the same training, whatever asked for it."""
 
     def job(self, cell: Cell, seed: int) -> Job:
         """The training a cell is measured on.
@@ -122,7 +126,7 @@ class Planner:
         cohort = self.cohorts.get(cell.dataset, self.cohorts.get(""))
         if cohort is None:
             raise InputError(f"no cohort given for {cell.dataset}")
-        # What the user sets stands above a dataset's settings; a recipe above those of the dataset all cells are of.
+        # What the user sets beats the settings of any dataset; a recipe beats those of the base dataset only.
         chosen = self._of_user | (self._of_recipe if cell.dataset == BASE_DATASET else set())
         of_dataset = {key: value for key, value in datasets()[cell.dataset].items() if key not in chosen}
         values = {**of_dataset, **self._start(cell.start), **method.values, **cell.values}
@@ -137,14 +141,14 @@ class Planner:
         return Job(method.stage, str(cohort), cell.cohort, pairs, seed)
 
     def _start(self, name: str | None) -> dict[str, Any]:
-        """Settings of a start; what makes it that start stands above what the user sets, how it is trained does not."""
+        """Settings of a start: the user may change how it is trained, but not what makes it that start."""
         if name is None:
             return {}
         of_budget = {key: value for key, value in self._starts.get(name, {}).items() if key not in self._of_user}
         return {**starts()[name], **of_budget}
 
     def config(self, job: Job) -> RunConfig:
-        """All settings of a job's run; sections its stage does not look at are left as the package has them."""
+        """All settings of a job's run; sections that its stage does not look at have their defaults."""
         resolved = resolve_config(self._recipe, {**self._values, **job.settings, "seed": job.seed})
         default = RunConfig()
         unused = {section: getattr(default, section) for section in _NOT_LOOKED_AT[job.stage]}
@@ -154,15 +158,9 @@ class Planner:
         return resolved.model_copy(update=unused)
 
     def setting(self, cell: Cell) -> Any:
-        """The value of a cell's setting in the run it would be."""
+        """The value of a cell's setting in the run that the cell describes."""
         assert cell.setting is not None
         return _setting(self.config(self.job(cell, 0)), cell.setting)
-
-    def name(self, job: Job) -> str:
-        """Name of a job's folder: the same for the same training, whatever asked for it."""
-        if job not in self._names:
-            self._names[job] = self._name(job)
-        return self._names[job]
 
     def _name(self, job: Job) -> str:
         config = self.config(job).model_dump(mode="json")
@@ -186,7 +184,7 @@ class Planner:
         return self.out / "cohorts" / f"{Path(job.cohort).name}-{job.resampling.name}-{_digest(described)}"
 
     def plan(self, cells: Iterable[Cell], seeds: int) -> dict[Job, Needs]:
-        """Every job of some cells with what is needed of it, starts first; cells without a job are passed over."""
+        """Every job of some cells with what is needed of it, starts first; cells without a job are skipped."""
         jobs: dict[Job, Needs] = {}
         for cell in cells:
             for seed in range(seeds):
@@ -197,7 +195,7 @@ class Planner:
                 if job is not None:
                     needs = jobs.setdefault(job, Needs())
                     needs.aggregators.add(self.other(job, cell.aggregator))
-                    needs.features |= of_features(cell.metric)
+                    needs.features |= cell.metric in OF_FEATURES
         starts = {job.start: Needs() for job in jobs if job.start is not None}
         everything = {**{start: needs for start, needs in starts.items() if start is not None}, **jobs}
         return dict(sorted(everything.items(), key=lambda item: _order(item[0])))
@@ -213,7 +211,7 @@ class Planner:
 
 
 def _order(job: Job) -> tuple[Any, ...]:
-    """Starts first, then seed by seed and cohort by cohort, so that a worker's decoded tiles serve many jobs."""
+    """Starts first, then by seed and cohort, so that a worker's decoded tiles serve many jobs."""
     return (job.start is not None, job.seed, job.cohort, job.resampling.name, job.stage, job.values)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the experiments: ours and the paper's in colours and shapes that the colour-blind can tell apart."""
+"""Pictures of the experiments, in colours and shapes that the colour-blind can tell apart."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from its2clr.experiments.collect import Found, Point, paper_number
+from its2clr.experiments.collect import Found, Point
 from its2clr.experiments.spec import Experiment
 from its2clr.files import atomic_path
 
@@ -24,13 +24,13 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":")
 PANELS_ABREAST = 4
 VALIDATION = " (validation)"
-"""Ending of a line's name that has the colour of the line without it, dashed."""
+"""Ending of the name of a dashed line; it has the colour of the line whose name is the same without it."""
 VISIBLE = 0.2
 """Probability below which a tile of a map stays grey, as in the paper."""
 
 
 def draw_table(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Found]) -> None:
-    """One panel per row (or column) in which methods are compared: ours on the lower axis, the paper's on the upper."""
+    """One panel per row or column in which methods are compared: ours on the lower axis, the paper's on the upper."""
     by_rows = spec.methods == "rows"
     panels, methods = (spec.columns, spec.rows) if by_rows else (spec.rows, spec.columns)
     names = [name for name, cell in methods.items() if cell.metric != "witness_rate"]
@@ -40,7 +40,7 @@ def draw_table(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Fou
             upper = axis.twiny()
             for position, name in enumerate(names):
                 place = (name, panel) if by_rows else (panel, name)
-                ours, paper = found[place], paper_number(spec, *place)
+                ours, paper = found[place], spec.number(*place)
                 if paper is not None:
                     upper.plot(paper.mean, position, "D", color=COLOURS[1], mfc="none", label="paper (upper axis)")
                 if ours.mean is not None:
@@ -82,7 +82,7 @@ def draw_curves(
         path: Picture to write.
         panels: Title of the vertical axis -> name of the line -> points.
         x_title: Title of the horizontal axis.
-        start: Whether to draw the first point as a dashed line: what the features are before refinement.
+        start: Whether to draw a dashed line at the first point: what the features were before refinement.
     """
     with figure(path, len(panels)) as axes:
         names = list(next(iter(panels.values())))
@@ -107,7 +107,7 @@ def draw_curves(
 
 
 def draw_histogram(path: Path, table: pd.DataFrame, threshold: float, ratio: float) -> None:
-    """Instance probabilities of positive bags: parted by the threshold, and the share each side selects."""
+    """Instance probabilities of positive bags: all, and those on either side of the threshold with the share used."""
     with figure(path, 3) as axes:
         bins = np.linspace(0, 1, 41)
         axes[0].hist(table["probability"], bins=bins, color=COLOURS[7])
@@ -142,7 +142,7 @@ def draw_maps(path: Path, bags: Mapping[str, Mapping[str, pd.DataFrame]], size: 
         (bag, name, values)
         for bag, models in bags.items()
         for name, values in {
-            **({"Truth": (tables[bag]["label"] == 1).to_numpy().astype(np.float64)} if _known(tables[bag]) else {}),
+            **({"Truth": (tables[bag]["label"] == 1).to_numpy(float)} if (tables[bag]["label"] >= 0).all() else {}),
             **{name: table["probability"].to_numpy() for name, table in models.items()},
         }.items()
     ]
@@ -156,12 +156,8 @@ def draw_maps(path: Path, bags: Mapping[str, Mapping[str, pd.DataFrame]], size: 
         axes[0].figure.colorbar(drawn, ax=axes, shrink=0.6, label="probability")
 
 
-def _known(table: pd.DataFrame) -> bool:
-    return bool((table["label"] >= 0).all())
-
-
 def draw_examples(path: Path, tiles: Sequence[tuple[NDArray[np.uint8], str]]) -> None:
-    """Some tiles with a word below each."""
+    """Some tiles, each with words below it."""
     with figure(path, len(tiles), abreast=len(tiles), width=1.6, height=1.9) as axes:
         for axis, (image, words) in zip(axes, tiles, strict=True):
             axis.imshow(image)
@@ -174,7 +170,7 @@ def draw_examples(path: Path, tiles: Sequence[tuple[NDArray[np.uint8], str]]) ->
 def figure(
     path: Path, panels: int, *, abreast: int = PANELS_ABREAST, width: float = 2.6, height: float = 2.8
 ) -> Iterator[list[Any]]:
-    """Axes of a figure, some panels abreast, that is written when the block ends."""
+    """The axes of a figure, some panels abreast; it is written when the block ends."""
     columns = min(panels, abreast)
     rows = -(-panels // columns)
     drawn, grid = plt.subplots(
@@ -191,7 +187,7 @@ def figure(
 
 
 def _tiles(axis: Any, table: pd.DataFrame, values: NDArray[np.float64], size: float) -> Any:
-    """Draw the tiles of a bag and give what a colour bar needs."""
+    """Draw the tiles of a bag, and give what a colour bar needs."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 

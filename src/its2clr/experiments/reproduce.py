@@ -1,4 +1,4 @@
-"""`its2clr reproduce`: run what some tables and figures need, once, and write them beside the paper's."""
+"""`its2clr reproduce`: run what some tables and figures need, and write them beside the paper's numbers."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -40,20 +40,20 @@ def reproduce(
     Args:
         names: Labels, or "all".
         cohorts: Folder of the cohort for each dataset of the paper; "" is for all that are not named.
-        out: Folder for runs, tables and the page; what is there is not done again.
+        out: Folder for runs, tables and the page; finished runs are not trained again.
         budget: "smoke", "quick" or "paper".
         seeds: Training seeds; None: the budget's.
         workers: Processes that train side by side, shared out over the GPUs.
         recipe: Recipe to use instead of the budget's settings.
         overrides: Settings for every run.
-        train: Whether to train what is not there; otherwise tables are made from the runs that are finished.
+        train: Whether to train runs that are not finished; otherwise tables are made from those that are.
         say: Takes a line of progress.
 
     Returns:
         The page: `out/results.md`, or the one table's or figure's own; and how many runs failed.
 
     Raises:
-        InputError: A label is unknown, or the cohort does not fit.
+        InputError: A label or dataset is unknown, or a cohort cannot be read.
     """
     specs = select(names)
     plan_of = read_budget(budget)
@@ -100,7 +100,7 @@ def _report(say: Say, outcome: Outcome, done: int, total: int) -> None:
 
 
 def needs_truth(job: Job) -> bool:
-    """Whether a job cannot be run without instance labels."""
+    """Whether a job needs instance labels."""
     return job.resampling != Resampling() or job.settings.get("refine.labels") == "ground_truth"
 
 
@@ -151,44 +151,41 @@ def _introduction(
 
 
 def _note_runs(out: Path, planner: Planner, tasks: Mapping[Job, Task], failures: Mapping[Job, str]) -> None:
-    """Keep runs.csv, what every run is, and problems.csv, those without a result; those of earlier calls stay."""
-    rows = {str(planner.folder(job).relative_to(out)): _described(job) for job in [*tasks, *failures]}
-    problems = {str(planner.folder(job).relative_to(out)): reason for job, reason in failures.items()}
-    for name, new in (
-        ("runs.csv", [{"folder": folder, **row} for folder, row in rows.items()]),
-        ("problems.csv", [{"folder": folder, **rows[folder], "problem": text} for folder, text in problems.items()]),
-    ):
-        known = (
-            pd.read_csv(out / name, dtype=str) if (out / name).is_file() else pd.DataFrame({"folder": []}, dtype=str)
+    """Write what every run is to runs.csv, and those without a result to problems.csv; other runs' rows stay."""
+    columns = ["folder", "stage", "cohort", "resampling", "settings", "seed", "problem"]
+    rows = [
+        (
+            str(planner.folder(job).relative_to(out)),
+            job.stage,
+            job.cohort,
+            job.resampling.name,
+            " ".join(f"{key}={value}" for key, value in job.values),
+            str(job.seed),
+            failures.get(job),
         )
-        columns = ["folder", "stage", "cohort", "resampling", "settings", "seed", *(["problem"] * ("prob" in name))]
-        joined = pd.concat([known[~known["folder"].isin(rows)], pd.DataFrame(new, columns=columns)])
+        for job in dict.fromkeys([*tasks, *failures])
+    ]
+    runs = pd.DataFrame(rows, columns=columns, dtype=object)
+    for name, new in (("runs.csv", runs.drop(columns="problem")), ("problems.csv", runs.dropna(subset="problem"))):
+        if (out / name).is_file():
+            known = pd.read_csv(out / name, dtype=object)
+            new = pd.concat([known[~known["folder"].isin(runs["folder"])], new])  # noqa: PLW2901
         with atomic_path(out / name) as temporary:
-            joined.to_csv(temporary, index=False)
-
-
-def _described(job: Job) -> dict[str, Any]:
-    return {
-        "stage": job.stage,
-        "cohort": job.cohort,
-        "resampling": job.resampling.name,
-        "settings": " ".join(f"{key}={value}" for key, value in job.values),
-        "seed": job.seed,
-    }
+            new.to_csv(temporary, index=False)
 
 
 def default_workers() -> int:
-    """Two on a machine without a GPU and with several cores, else one per GPU."""
+    """One per GPU; without a GPU two, or one on a single core."""
     import torch
 
     return torch.cuda.device_count() or min(2, os.cpu_count() or 1)
 
 
 def parse_cohorts(texts: Sequence[str]) -> dict[str, Path]:
-    """`PATH` for all datasets, `DATASET=PATH` for one.
+    """Folders of cohorts by dataset, from `PATH` (for all datasets) and `DATASET=PATH` (for one).
 
     Raises:
-        InputError: One is given twice.
+        InputError: A dataset has two.
     """
     cohorts: dict[str, Path] = {}
     for text in texts:
@@ -201,7 +198,7 @@ def parse_cohorts(texts: Sequence[str]) -> dict[str, Path]:
 
 
 def embedded_cohort(budget: str, out: Path) -> Path:
-    """The embedded cohort that fits a budget, drawn when it is not there.
+    """The embedded cohort of a budget, drawn if it is not there.
 
     Raises:
         InputError: The budget has none.

@@ -1,17 +1,18 @@
-"""What an experiment is: a table or figure of the paper as data, read from `specs/` and checked."""
+"""What an experiment is: a table or figure of the paper, as data that is read from `specs/` and checked."""
 
-import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from its2clr.config import Section
 from its2clr.errors import InputError
+from its2clr.wording import did_you_mean
 
 Stage = Literal["pretrain", "aggregate", "refine", "end_to_end"]
 Kind = Literal["table", "curves", "training", "sweep", "histogram", "maps", "examples", "drawing"]
@@ -21,13 +22,7 @@ BASE_DATASET = "camelyon16"
 """The dataset of cells that name none."""
 
 
-class Strict(BaseModel):
-    """A part of a spec; a key it does not know is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Resampling(Strict):
+class Resampling(Section):
     """How the given cohort is changed before anything is trained."""
 
     keep_negatives: float = 1.0
@@ -46,8 +41,8 @@ def _resampling(value: Any) -> Any:
     return {"sub_bags": True} if value == "sub_bags" else value
 
 
-class Cell(Strict):
-    """Where a number comes from; a table's cell is its row's, its column's and the table's own keys together.
+class Cell(Section):
+    """Where a number comes from; a table's cell has the keys of its row, of its column and of the table together.
 
     Attributes:
         method: Name in methods.yaml.
@@ -74,7 +69,7 @@ class Cell(Strict):
     missing: str | None = None
 
     def with_(self, *parts: "Cell") -> "Cell":
-        """This cell with what the parts say instead; no two parts may say different things."""
+        """This cell with the keys of some parts instead of its own; no two parts may differ in a key."""
         merged: dict[str, Any] = {}
         for part in parts:
             for key, value in part.model_dump(exclude_unset=True).items():
@@ -83,8 +78,8 @@ class Cell(Strict):
         return Cell.model_validate(self.model_dump(exclude_unset=True) | merged)
 
 
-class Number(Strict):
-    """A number of the paper, with its deviation where it prints one."""
+class Number(Section):
+    """A number of the paper, with its deviation if it has one."""
 
     mean: float
     std: float | None = None
@@ -98,7 +93,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-class Sweep(Strict):
+class Sweep(Section):
     """One setting over several values."""
 
     setting: str
@@ -106,14 +101,19 @@ class Sweep(Strict):
 
 
 def _group(value: Any) -> Any:
-    return _read_file("groups.yaml")[value] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    groups = _read_file("groups.yaml")
+    if value not in groups:
+        raise ValueError(f"no group named {value!r}{did_you_mean(value, groups, else_list=True)}")
+    return groups[value]
 
 
 Cells = Annotated[dict[str, Cell], BeforeValidator(_group)]
 """Cells by name, or the name of a group in groups.yaml."""
 
 
-class Experiment(Strict):
+class Experiment(Section):
     """A table or figure of the paper.
 
     Attributes:
@@ -175,8 +175,12 @@ class Experiment(Strict):
         """Name of its folder: the label without a colon."""
         return self.label.replace(":", "-")
 
+    def number(self, row: str, column: str) -> Number | None:
+        """The paper's number of a cell; None if it has none."""
+        return self.paper[row][list(self.columns).index(column)] if self.paper else None
+
     def cells(self) -> dict[tuple[str, str], Cell]:
-        """Every cell by its row and column; lines and sweeps have one column."""
+        """Every cell by its row and column; the column of a line is empty."""
         if self.kind == "table":
             return {
                 (row, column): self.cell.with_(left, right)
@@ -192,18 +196,18 @@ class Experiment(Strict):
         return {(name, ""): self.cell.with_(line) for name, line in self.lines.items()}
 
 
-class Method(Strict):
+class Method(Section):
     """What is run from the start."""
 
     stage: Stage
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
 
 
-class Budget(Strict):
+class Budget(Section):
     """How much is trained.
 
     Attributes:
-        about: Said on every page made with it.
+        about: Printed on every page made with it.
         recipe: Recipe the settings start from.
         values: Settings that replace some of it.
         embedded: Size and settings of the embedded cohort that is drawn when no cohort is given.
@@ -223,7 +227,7 @@ class Budget(Strict):
 
 @cache
 def experiments() -> dict[str, Experiment]:
-    """Every experiment by its label, in the order in which it is good to read them."""
+    """Every experiment by its label, in the order of the page."""
     folder = resources.files("its2clr.experiments").joinpath("specs")
     found = [Experiment.model_validate(_read(path.read_text(encoding="utf-8"))) for path in folder.iterdir()]
     return {spec.label: spec for spec in sorted(found, key=lambda spec: (spec.position, spec.label))}
@@ -256,24 +260,32 @@ def read_experiment(path: Path) -> Experiment:
     """A table or figure of the user's own, described like those in `specs/`.
 
     Raises:
-        InputError: The file is not there, or says something an experiment does not have.
+        InputError: The file is not there, or is not such a description.
     """
+    from its2clr.experiments.metrics import metric_names
+
     if not path.is_file():
         raise InputError(f"no file {path}")
     try:
         own = Experiment.model_validate(_read(path.read_text(encoding="utf-8")))
-    except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
+        cells = own.cells()
+    except (ValueError, yaml.YAMLError) as error:
         raise InputError(f"{path}: not a table or figure as `reproduce` takes them: {error}") from error
-    known: dict[str, Mapping[str, Any]] = {"method": methods(), "start": starts(), "dataset": datasets()}
-    for cell in own.cells().values():
+    known: dict[str, Collection[str]]
+    known = {"method": methods(), "start": starts(), "dataset": datasets(), "metric": metric_names()}
+    for place, cell in cells.items():
+        where = f"{path}: {', '.join(filter(None, place))}"
+        unnumbered = own.kind == "table" and cell.metric is None and cell.setting is None
+        if cell.missing is None and (cell.method is None or unnumbered):
+            raise InputError(f"{where}: names no {'method' if cell.method is None else 'metric'}")
         for what, names in known.items():
             if (named := getattr(cell, what)) is not None and named not in names:
-                raise InputError(f"{path}: no {what} named {named!r}; there are {', '.join(names)}")
+                raise InputError(f"{where}: no {what} named {named!r}{did_you_mean(named, names, else_list=True)}")
     return own
 
 
 def select(names: list[str]) -> list[Experiment]:
-    """Experiments by label; "all" is every one, `tab:diffpretrained` both of its parts, `FILE.yaml` one of your own.
+    """Experiments by label; `all` is every one, `tab:diffpretrained` both of its parts, `FILE.yaml` one of your own.
 
     Raises:
         InputError: A label is unknown (the closest is named), or the file holds no experiment.
@@ -290,9 +302,8 @@ def select(names: list[str]) -> list[Experiment]:
             if name in ("all", label) or (name == "tab:diffpretrained" and label.startswith(f"{name}_"))
         }
         if not parts:
-            close = difflib.get_close_matches(name, experiments(), n=1, cutoff=0.4)
-            hint = f", did you mean {close[0]}?" if close else ""
-            raise InputError(f"no table or figure {name!r}{hint}; `its2clr reproduce --list` shows them")
+            hint = did_you_mean(name, experiments())
+            raise InputError(f"no table or figure {name!r}{hint or ';'} `its2clr reproduce --list` shows them all")
         chosen |= parts
     return list(chosen.values())
 

@@ -1,4 +1,4 @@
-"""Whether our numbers have the paper's order: one honest paragraph per table."""
+"""Whether methods come in the paper's order here too: some sentences per table."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from its2clr.experiments.collect import Found, paper_number
+from its2clr.experiments.collect import Found
 from its2clr.experiments.spec import Experiment
 
 Verdict = Literal["same", "level", "reversed", "unknown"]
@@ -23,13 +23,13 @@ class Comparison:
     Attributes:
         line: The row (or column) in which they are compared.
         method: The other method.
-        paper: Reference minus method in the paper; None where it does not compare them.
+        paper: Reference minus method in the paper; None if it does not compare them.
         ours: Reference minus method here, mean over the seeds that have both.
         spread: Standard deviation of the seeds' differences; None with fewer than two.
         verdict: "same" order as the paper's, "level", "reversed", or "unknown" (no spread to judge by, or nothing in
             the paper to compare with). Level means that the mean difference is within the spread and that the seeds do
-            not agree on its sign beyond chance (sign test at 5%, from six seeds on). The sign test is for methods that
-            fail in some seeds altogether: their spread is as large as what they lose.
+            not agree on its sign beyond chance (sign test at 5%, which takes six seeds). The sign test is there for
+            methods that fail completely in some seeds: their spread is then as large as their loss.
     """
 
     line: str
@@ -41,7 +41,7 @@ class Comparison:
 
 
 def compare(spec: Experiment, found: Mapping[tuple[str, str], Found]) -> list[Comparison]:
-    """Every method against the reference, seed by seed: both start from the same pretraining, so this is paired."""
+    """Every method against the reference, paired by seed: those of a seed start from the same pretraining."""
     if spec.methods is None or spec.reference is None:
         return []
     along_columns = spec.methods == "columns"
@@ -57,7 +57,7 @@ def compare(spec: Experiment, found: Mapping[tuple[str, str], Found]) -> list[Co
             differences = np.array([reference[seed] - other[seed] for seed in both])
             ours = float(differences.mean())
             spread = float(differences.std(ddof=1)) if len(both) > 1 else None
-            numbers = [paper_number(spec, *place) for place in places]
+            numbers = [spec.number(*place) for place in places]
             paper = None if numbers[0] is None or numbers[1] is None else numbers[0].mean - numbers[1].mean
             comparisons.append(Comparison(line, method, paper, ours, spread, _verdict(paper, differences)))
     return comparisons
@@ -75,7 +75,7 @@ def _verdict(paper: float | None, differences: NDArray[np.float64]) -> Verdict:
 
 
 def sentences(spec: Experiment, comparisons: Sequence[Comparison]) -> str:
-    """The comparisons in words: how many have the paper's order, each that has not, and those it does not make."""
+    """The comparisons in words: how many have the paper's order, which do not, and which the paper does not make."""
     papers = [one for one in comparisons if one.paper is not None]
     beyond = [
         f"{one.line}, {one.method}: {one.ours:+.{spec.digits}f}"
