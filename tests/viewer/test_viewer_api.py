@@ -16,15 +16,17 @@ from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifes
 from its2clr.cohort.tiles import decode
 from its2clr.errors import InputError
 from its2clr.run.scores import Model, RunScores
-from its2clr.viewer import neighbours, pictures
+from its2clr.viewer import deep_zoom, neighbours
 from its2clr.viewer.app import create_app
-from its2clr.viewer.deepzoom import OVERLAP, TILE, DeepZoom
+from its2clr.viewer.deep_zoom import OVERLAP, TILE, DeepZoom
+from its2clr.viewer.serve import Guard
 from its2clr.viewer.service import Viewer
 
 
-def client_of(run, **options):
+def client_of(run):
     viewer = Viewer(run)
-    return TestClient(create_app(viewer, **options), base_url="http://localhost:8000"), viewer
+    app = Guard(create_app(viewer), token=None, local=True)
+    return TestClient(app, base_url="http://localhost:8000"), viewer
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +239,8 @@ def test_deep_zoom_tiles_are_the_canvas(slides, number, coarse_from):
 
 @pytest.mark.parametrize("number", [1, 2], ids=["tiles", "flat"])
 def test_coarse_tiles_come_from_one_overview(slides, number, monkeypatch):
-    monkeypatch.setattr(pictures, "_LARGEST_READ", 300)
-    monkeypatch.setattr(pictures, "_OVERVIEW_SIDE", 256)
+    monkeypatch.setattr(deep_zoom, "_LARGEST_READ", 300)
+    monkeypatch.setattr(deep_zoom, "_OVERVIEW_SIDE", 256)
     client, viewer = client_of(slides)
     with viewer.pictures.open(number) as picture:
         assert picture._overview.size == ((500, 350) if number == 2 else (480, 320))
@@ -251,7 +253,7 @@ def test_few_pictures_stay_open_and_none_closes_in_use(slides):
     with viewer.pictures.open(0) as picture:
         for number in range(1, 6):
             assert viewer.pictures.jpeg(number, 9, 0, 0)
-        assert len(viewer.pictures._opened) == pictures.OPEN_PICTURES
+        assert len(viewer.pictures._opened) == deep_zoom.OPEN_PICTURES
         assert picture.tile(9, 1, 1) is not None
     viewer.close()
     assert not viewer.pictures._opened
@@ -379,7 +381,7 @@ def test_other_sites_cannot_reach_in_by_name(hostile, host, expected):
 @pytest.fixture
 def open_to_all(hostile_run):
     viewer = Viewer(hostile_run)
-    app = create_app(viewer, token="s3cret; ключ", local=False, name="-8000")
+    app = Guard(create_app(viewer), token="s3cret; ключ", local=False, name="-8000")
     yield TestClient(app, base_url="http://lab.example:8000")
     viewer.close()
 

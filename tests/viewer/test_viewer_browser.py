@@ -13,7 +13,7 @@ from tests.viewer.viewer_runs import HOSTILE, write_cohort, write_run
 from its2clr.cohort.tiles import decode
 from its2clr.run.scores import Model, RunScores
 from its2clr.viewer.app import create_app
-from its2clr.viewer.serve import listen
+from its2clr.viewer.serve import Guard, listen
 from its2clr.viewer.service import Viewer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -30,13 +30,14 @@ pytestmark = [
 class Served:
     """A viewer on a free port, in a thread."""
 
-    def __init__(self, run, **options):
+    def __init__(self, run, *, token=None, local=True):
         import uvicorn
 
         self.viewer = Viewer(run)
         listening = listen("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        config = uvicorn.Config(create_app(self.viewer, **options), log_level="error", lifespan="off")
+        app = Guard(create_app(self.viewer), token=token, local=local)
+        config = uvicorn.Config(app, log_level="error", lifespan="off")
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, args=([listening],), daemon=True)
         self.thread.start()

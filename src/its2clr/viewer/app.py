@@ -7,30 +7,21 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
 from its2clr.cohort.slides.slide_image import SlideProblem
 from its2clr.errors import InputError
-from its2clr.viewer.bags import Question, SortName
-from its2clr.viewer.guard import Guard
+from its2clr.viewer.bag_list import Question, SortName
 from its2clr.viewer.service import MissingError, Viewer
 
 STATIC = Path(__file__).parent / "static"
 _REVALIDATE = {"Cache-Control": "private, no-cache"}
-"""The same address may show another run tomorrow: a browser has to ask whether what it holds is still right."""
+"""The same address may show another run tomorrow: a browser has to ask whether its copy is still right."""
 
 ModelKey = Annotated[str | None, Query(max_length=200)]
 
 
-def create_app(viewer: Viewer, *, token: str | None = None, local: bool = True, name: str = "") -> ASGIApp:
-    """The viewer as an ASGI app.
-
-    Args:
-        viewer: The run that is shown.
-        token: What every request has to show; None: nothing.
-        local: Whether it answers to names of this machine only.
-        name: Tells the cookies of several viewers on one machine apart.
-    """
+def create_app(viewer: Viewer) -> FastAPI:
+    """The viewer as an ASGI app that answers everyone; `serve.Guard` checks who asks."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_bags(app, viewer)
@@ -41,7 +32,7 @@ def create_app(viewer: Viewer, *, token: str | None = None, local: bool = True, 
         return FileResponse(STATIC / "index.html", headers=_REVALIDATE)
 
     app.mount("/static", _Static(directory=STATIC))
-    return Guard(app, token=token, local=local, name=name)
+    return app
 
 
 def _add_bags(app: FastAPI, viewer: Viewer) -> None:
@@ -136,7 +127,7 @@ def _tagged(tag: str) -> dict[str, str]:
 
 
 class _Static(StaticFiles):
-    """Files of the package, which a browser asks for anew after an update."""
+    """The files of the page; a browser checks for newer ones, so that an update is seen."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         response = super().file_response(*args, **options)

@@ -1,4 +1,4 @@
-"""Instances whose features point the same way: the nearest within a bag, and in a bounded part of the test bags."""
+"""The instances with the most similar features: within a bag, and in the test bags or an even sample of them."""
 
 import threading
 from collections import OrderedDict
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from its2clr.cohort.features.feature_file import feature_path, read_feature_file
 from its2clr.errors import InputError
-from its2clr.viewer.bags import BagTable
+from its2clr.viewer.bag_list import BagTable
 
 NEAREST = 8
 MOST_BAGS = 400
 MOST_VALUES = 32_000_000
-"""Features of test instances held per encoder: 128 MB of float32."""
+"""Most numbers held per encoder, of the features of test instances: 128 MB."""
 
 _HELD_BAGS = 8
 _Unit = NDArray[np.float32]
@@ -24,7 +24,7 @@ _Unit = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """Test instances that are searched: which they are, and their features at length one."""
+    """Test instances that are searched: which they are, and their features scaled to length one."""
 
     bag: NDArray[np.int64]
     instance: NDArray[np.int64]
@@ -136,7 +136,7 @@ class Neighbours:
 
 
 def _spaced(values: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """At most so many of the values, evenly spaced."""
+    """At most `most` of the values, evenly spaced."""
     if len(values) <= most:
         return values
     return values[np.linspace(0, len(values) - 1, most).round().astype(np.int64)]

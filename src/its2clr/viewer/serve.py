@@ -1,7 +1,11 @@
-"""Start the viewer: take the port, say where it is, answer until Ctrl-C."""
+"""Start the viewer: take the port, check who asks, say where it is, answer until Ctrl-C."""
 
 import errno
+import hashlib
+import hmac
+import ipaddress
 import os
+import re
 import secrets
 import socket
 import sys
@@ -9,13 +13,29 @@ import threading
 import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
+from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from its2clr.errors import InputError
-from its2clr.viewer.guard import is_loopback
 
 _SECONDS_TO_FINISH = 2
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:]+)(:\d*)?")
+_SAFETY = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
 
 
 def serve(
@@ -33,9 +53,9 @@ def serve(
         run: Folder of an evaluated run.
         host: Address to listen at; any but this machine's own needs a token.
         port: Port; 0: any free one.
-        token: What a browser has to show; None: none on this machine, a new one elsewhere.
-        open_browser: Whether to open one; None: where there is a screen.
-        say: Receives what the person has to know.
+        token: What a browser must send; None: nothing on this machine, a new random token elsewhere.
+        open_browser: Whether to open a browser; None: if this machine has a screen.
+        say: Prints what the person has to know.
 
     Raises:
         InputError: The run cannot be shown, or the address cannot be used.
@@ -54,11 +74,11 @@ def serve(
     listening = listen(host, port)
     try:
         port = listening.getsockname()[1]
-        app = create_app(viewer, token=token, local=local, name=f"-{port}")
+        app = Guard(create_app(viewer), token=token, local=local, name=f"-{port}")
         shown = address(host, port, token)
         say(f"{run}: {len(viewer.table)} bags, {len(viewer.table.models)} models, {len(viewer.rounds.epochs)} rounds")
-        say(f"open {shown}" + ("" if local else " (the token is the key to it: share it with care)"))
-        say("Ctrl-C ends it")
+        say(f"open {shown}" + ("" if local else " (whoever has this address can see the run: share it with care)"))
+        say("press Ctrl-C to stop")
         if open_browser if open_browser is not None else has_screen():
             threading.Thread(target=webbrowser.open, args=(shown,), daemon=True).start()
         config = uvicorn.Config(
@@ -71,11 +91,89 @@ def serve(
         viewer.close()
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine alone."""
+    if host.rstrip(".").lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Stands before the app: checks host name and token, and adds the headers that restrict what the page may do.
+
+    A page of another site can make a browser send requests to this machine under the site's own name (DNS rebinding).
+    Such a request carries that name as its host, and is refused. Where a token is set, a request must have it in the
+    address (`?token=`; the answer then sets a cookie), in that cookie, or as `Authorization: Bearer`.
+
+    Args:
+        app: The app.
+        token: What a request must carry; None: nothing.
+        local: Whether the viewer is for this machine alone.
+        name: Tells the cookies of several viewers on one machine apart.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, local: bool, name: str = "") -> None:
+        self._app = app
+        self._token = token
+        self._local = local
+        self._cookie = f"its2clr-view{name}"
+        # The cookie holds a digest, since a cookie cannot hold every text and a token may be any.
+        self._session = hashlib.sha256(f"its2clr view {token}".encode()).hexdigest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+        by_address = self._in_address(scope)
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answer = MutableHeaders(scope=message)
+                for key, value in _SAFETY.items():
+                    answer[key] = value
+                if by_address:
+                    cookie = f"{self._cookie}={self._session}; HttpOnly; SameSite=Strict; Path=/"
+                    answer.append("Set-Cookie", cookie)
+            await send(message)
+
+        app = self._app
+        if self._local and not is_loopback(_host(headers)):
+            app = PlainTextResponse("this viewer answers to localhost only\n", 403)
+        elif self._token is not None and not (by_address or self._in_headers(headers)):
+            text = "a token is needed: open the address that `its2clr view` printed\n"
+            app = PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
+        await app(scope, receive, guarded)
+
+    def _in_address(self, scope: Scope) -> bool:
+        if self._token is None:
+            return False
+        given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])
+        return any(_same(value.encode("utf-8", "replace"), self._token) for value in given)
+
+    def _in_headers(self, headers: Headers) -> bool:
+        assert self._token is not None
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and _same(credentials.strip().encode("latin-1"), self._token):
+            return True
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return False
+        return cookie is not None and _same(cookie.value.encode("utf-8", "replace"), self._session)
+
+
 def listen(host: str, port: int) -> socket.socket:
-    """Take an address.
+    """A socket that listens at an address.
 
     Raises:
-        InputError: It is taken, or not of this machine.
+        InputError: The port is taken, or the address is not one of this machine's.
     """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -100,7 +198,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address(host: str, port: int, token: str | None) -> str:
-    """What to open in a browser."""
+    """The address to open in a browser."""
     name = host.strip("[]")
     if name in {"0.0.0.0", "::"}:  # noqa: S104 - what was asked for, only printed here
         name = socket.gethostname()
@@ -109,7 +207,17 @@ def address(host: str, port: int, token: str | None) -> str:
 
 
 def has_screen() -> bool:
-    """Whether a person sits before this machine, so that a browser may be opened."""
+    """Whether this program was started at a machine with a screen, where a browser can be opened."""
     if not sys.stdout.isatty() or "SSH_CONNECTION" in os.environ:
         return False
     return sys.platform in {"darwin", "win32"} or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def _host(headers: Headers) -> str:
+    """The host name a request was sent to, without the port; empty if it is not a valid one."""
+    found = _HOST.fullmatch(headers.get("host", ""))
+    return found["name"] if found else ""
+
+
+def _same(given: bytes, expected: str) -> bool:
+    return hmac.compare_digest(given, expected.encode("utf-8", "replace"))

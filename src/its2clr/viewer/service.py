@@ -15,11 +15,10 @@ from its2clr.cohort.tiles import TileFile, read_encoded
 from its2clr.errors import InputError
 from its2clr.run.names import encoder_names
 from its2clr.run.scores import BagScores, Model, RunScores
-from its2clr.viewer.bags import BagTable, Question
-from its2clr.viewer.deepzoom import OVERLAP, TILE
+from its2clr.viewer.bag_list import BagTable, Question
+from its2clr.viewer.deep_zoom import JPEG_QUALITY, OVERLAP, TILE, Pictures
 from its2clr.viewer.neighbours import Neighbours
-from its2clr.viewer.pictures import JPEG_QUALITY, Pictures
-from its2clr.viewer.rounds import Rounds
+from its2clr.viewer.round_cache import Rounds
 
 _HELD_TILE_FILES = 32
 
@@ -29,7 +28,7 @@ class MissingError(LookupError):
 
 
 class Viewer:
-    """Answers what the web app asks; every bag is named by its number in the cohort.
+    """Answers what the page asks; a bag is named by its number in the cohort.
 
     Args:
         run: Folder of an evaluated run.
@@ -92,9 +91,7 @@ class Viewer:
         """
         if key is None:
             return self.scores.best
-        found = self._models.get(key) or self._models.get(
-            key.replace(" ", "+")
-        )  # a plain plus in an address is a blank
+        found = self._models.get(key) or self._models.get(key.replace(" ", "+"))  # "+" in an address means a blank
         if found is None:
             raise MissingError(f"no model {key!r}; there are {', '.join(self._models)}")
         return found
@@ -104,7 +101,7 @@ class Viewer:
         return self.table.page(question)
 
     def bag(self, number: int) -> dict[str, Any]:
-        """Everything about a bag that no model changes: its row, its picture, and where its instances are."""
+        """What is the same for all models: a bag's row in the list, its picture, and where its instances are."""
         tiles = self.tile_file(number)
         with self.pictures.open(number) as picture:
             size, is_slide = picture.size, picture.is_slide
@@ -180,7 +177,7 @@ class Viewer:
         return found
 
     def picture_tag(self, number: int, *which: int) -> str:
-        """Changes when the pixels may have: made of the files behind a bag, without reading them."""
+        """A tag that changes when the pixels may have changed; made from times and sizes of the files behind a bag."""
         tiles = self.tile_file(number)
         known: list[object] = [__version__, self.table.bag_id[number], *which]
         for path in (tiles.path, Path(tiles.source)):
@@ -247,7 +244,7 @@ class Viewer:
         return {"encoder": model.encoder, "measure": "cosine similarity of features", **found}
 
     def instance_image(self, number: int, instance: int) -> tuple[bytes, str]:
-        """The stored tile of an instance, or of features the slide there; and how it is encoded: `png` or `jpeg`."""
+        """The tile of an instance, and whether it is `png` or `jpeg`; of features it is cut from the slide."""
         tiles = self._check_instance(number, instance)
         if not tiles.has_images:
             buffer = io.BytesIO()
@@ -282,7 +279,7 @@ class Viewer:
         with self._lock:  # the first call reads the predictions of all bags
             found = self.scores.bag(self.table.bag_id[number], model)
         if len(found.instances) != self.table.n_instances[number]:
-            raise InputError(f"{self.scores.run}: predictions of another cohort; run `its2clr evaluate` again")
+            raise InputError(f"{self.scores.run}: its predictions are of another cohort; run `its2clr evaluate` again")
         return found
 
     def _check_bag(self, number: int) -> None:

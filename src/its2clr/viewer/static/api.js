@@ -14,7 +14,7 @@ export async function ask(path, parameters = {}) {
     throw new Error("The viewer does not answer. Is `its2clr view` still running?");
   }
   if (answer.ok) return answer.json();
-  if (answer.status === 401) throw new Error("The token is missing or wrong: open the address `its2clr view` printed.");
+  if (answer.status === 401) throw new Error("The token is missing or wrong: open the address that `its2clr view` printed.");
   const detail = await answer.json().then((found) => found.detail, () => answer.statusText);
   throw new Error(detail);
 }

@@ -1,4 +1,4 @@
-// The page as a whole: which bag, model, round and instance is shown, and who is told when that changes.
+// The page as a whole: which bag, model, round and instance is shown; the parts are told when that changes.
 import { ask } from "./api.js";
 import { drawScale } from "./colours.js";
 import { Details } from "./details.js";
@@ -144,8 +144,8 @@ function redraw() {
   byId("label-keys").hidden = !marked || !overlay.showLabels;
   byId("no-labels").hidden = marked;
   byId("no-labels").textContent = round === null
-    ? "Pseudo labels are marked in the rounds of training bags."
-    : "Negative bag: every instance is known to be negative, and used as such.";
+    ? "Pseudo labels are shown in the rounds, for training bags."
+    : "Negative bag: all its instances are used as negatives.";
   if (round !== null) countLabels(overlay.scores);
   slide.draw();
 }
@@ -229,11 +229,11 @@ function connect() {
   listen([
     [["j", "k"], "next, previous bag", (event) => move(event.key === "j" ? 1 : -1)],
     [["/"], "search bags", () => byId("search").focus()],
-    [["l"], "to the list of bags; there ↑ ↓ move and enter opens", () => byId("bags").focus()],
+    [["l"], "go to the list of bags: ↑ ↓ move, enter opens", () => byId("bags").focus()],
     [["e"], "only wrong bags, or all", () => byId("errors").click()],
     [["m"], "next model", nextModel],
     [["n", "N"], "next, previous instance, from the highest score down", (event) => walk(event.key === "n" ? 1 : -1)],
-    [["Escape"], "leave the instance", () => choose(null)],
+    [["Escape"], "back to the bag", () => choose(null)],
     [["[", "]"], "previous, next round", (event) => rounds.move(event.key === "[" ? -1 : 1)],
     [[" "], "play the rounds, or stop", () => rounds.play()],
     [["+", "=", "-"], "zoom in, out", (event) => slide.zoom(event.key === "-" ? 1 / 1.6 : 1.6)],
@@ -267,7 +267,7 @@ async function start() {
     const theme = localStorage.getItem("its2clr-theme");
     if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
   } catch {
-    // the system's choice it is
+    // then the system's theme stays
   }
   const wanted = new URLSearchParams(location.hash.slice(1));
   if (location.search) history.replaceState(null, "", location.pathname + location.hash); // no token in the history

@@ -118,7 +118,7 @@ export class Details {
     ];
     const title = this.run.models.find((one) => one.encoder === near.encoder)?.title.split(" + ")[0] ?? near.encoder;
     return [
-      make("p", { className: "hint" }, `By ${near.measure} (${title}); the number is the similarity, the bar the instance probability.`),
+      make("p", { className: "hint" }, `By ${near.measure} (${title}). Below each tile: the bar is its probability, the number its similarity.`),
       ...part("In this bag", near.within),
       ...part("In test bags", near.across),
     ];

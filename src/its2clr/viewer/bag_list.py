@@ -1,4 +1,4 @@
-"""The list of bags: searched, sorted and cut into pages here, so that ten thousand of them stay quick."""
+"""The list of bags: searched, sorted and paged on the server, so that ten thousand bags stay quick."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -24,9 +24,9 @@ class Question:
         split: Only this split; None: all.
         query: Text that bag or group must contain, in any case.
         errors: Only bags on the wrong side of the threshold.
-        sort: By what.
+        sort: What to sort by.
         descending: Largest first.
-        page: From 0.
+        page: Number of the page, from 0.
     """
 
     model: Model
@@ -113,7 +113,7 @@ class BagTable:
         }
 
     def _keys(self, sort: SortName, own: int) -> NDArray[np.float64]:
-        """(bags,) what is sorted by; a bag without a score comes before all others."""
+        """(bags,) sort keys; bags without a score come first."""
         if sort in {"score", "error"}:
             found: NDArray[np.float64] = np.abs(self.probability[own] - (self.label if sort == "error" else 0))
             found[np.isnan(found)] = -1.0
@@ -127,7 +127,7 @@ class BagTable:
         return np.array([place[value] for value in values], dtype=np.float64)
 
     def _wrong(self) -> NDArray[np.bool_]:
-        """(models, bags) whether the bag lies on the other side of the threshold than its label says."""
+        """(models, bags) whether a bag is on the wrong side of the threshold for its label."""
         called: NDArray[np.bool_] = self.probability >= np.array(self.threshold)[:, None]
         wrong: NDArray[np.bool_] = (called != (self.label == 1)) & ~np.isnan(self.probability)
         return wrong

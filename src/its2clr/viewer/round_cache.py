@@ -1,4 +1,4 @@
-"""Pseudo labels of the refinement rounds, bag by bag, held in few bytes."""
+"""Pseudo labels of the refinement rounds, read when first asked for and kept in few bytes."""
 
 import threading
 from collections import OrderedDict
@@ -40,7 +40,7 @@ class _Round:
 
 
 class Rounds:
-    """Rounds read when first asked for; the least used ones leave when they become too many.
+    """The rounds of a run; those not used for longest are dropped when they take too much memory.
 
     Args:
         scores: The run's scores.
@@ -71,7 +71,7 @@ class Rounds:
 
 
 def _compact(table: pd.DataFrame) -> _Round:
-    """The table without its text: where each bag begins, and three plain arrays."""
+    """The table as where each bag begins, and three plain arrays."""
     bag_id = table["bag_id"].to_numpy(dtype=object)
     new = np.ones(len(bag_id), dtype=bool)
     new[1:] = bag_id[1:] != bag_id[:-1]

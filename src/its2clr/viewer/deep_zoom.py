@@ -1,4 +1,7 @@
-"""The slides and stitched tiles behind the bags: a few are kept open, and read by several threads."""
+"""Pictures of bags, as slides or as tiles put together, served as Deep Zoom tiles.
+
+A few pictures are kept open, and read by several threads.
+"""
 
 import io
 import math
@@ -9,20 +12,61 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
+from typing import NamedTuple
 
 from PIL import Image
 
 from its2clr.cohort.canvas import WHITE, Canvas, open_canvas
 from its2clr.cohort.tiles import TileFile
-from its2clr.viewer.deepzoom import TILE, DeepZoom
 
+TILE = 254
+OVERLAP = 1
 OPEN_PICTURES = 4
 JPEG_QUALITY = 92
 _CACHE_BYTES = 64 * 2**20
 _LARGEST_READ = 4096
-"""Stored pixels along a side that may be decoded for one tile; what is coarser is made from an overview."""
-
+"""Most stored pixels along a side to decode for one tile; tiles that would need more are cut from an overview."""
 _OVERVIEW_SIDE = 2048
+
+
+class Part(NamedTuple):
+    """A part of a picture at level 0, and the pixels it is shown with."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    out: tuple[int, int]
+
+
+class DeepZoom:
+    """Which part of level 0 each Deep Zoom tile shows.
+
+    Each level is twice as wide and high as the one before, the last one is at full size. Tiles have `TILE` pixels and a
+    border of `OVERLAP` pixels that neighbours share.
+
+    Args:
+        size: Width and height of the picture.
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size = size
+        self.levels = math.ceil(math.log2(max(*size, 1))) + 1
+
+    def factor(self, level: int) -> int:
+        """Level-0 pixels per pixel of a level."""
+        return 1 << (self.levels - 1 - level)
+
+    def part(self, level: int, column: int, row: int) -> Part | None:
+        """What a tile shows; None if there is no such tile."""
+        if not 0 <= level < self.levels:
+            return None
+        factor = self.factor(level)
+        across = _span(column, self.size[0], factor)
+        down = _span(row, self.size[1], factor)
+        if across is None or down is None:
+            return None
+        return Part(across[0], down[0], across[1], down[1], (across[2], down[2]))
 
 
 class Picture:
@@ -59,9 +103,10 @@ class Picture:
 
     @cached_property
     def _overview(self) -> Image.Image:
-        """The whole picture small, read block by block: a flat slide or thousands of tiles are decoded once only.
+        """The whole picture, scaled down.
 
-        Tiles that are put together where each is a pixel or less would leave gaps, too; here they do not.
+        It is read block by block, so that a slide without levels, or thousands of tiles, are decoded only once. And
+        tiles that are a pixel or less would leave gaps if each were placed alone.
         """
         factor = self._overview_factor
         size = tuple(math.ceil(length / factor) for length in self.size)
@@ -81,7 +126,7 @@ class Picture:
 
 
 class _Opened:
-    """A picture in use; it is closed when the last user has left and it is no longer wanted."""
+    """A picture that is open; it is closed once nobody uses it and newer ones have taken its place."""
 
     def __init__(self) -> None:
         self.opening = threading.Lock()
@@ -120,7 +165,7 @@ class Pictures:
 
     @contextmanager
     def open(self, bag: int) -> Iterator[Picture]:
-        """The picture of a bag, which stays open at least as long as it is used here."""
+        """The picture of a bag; it stays open while it is used here."""
         with self._lock:
             entry = self._opened.setdefault(bag, _Opened())
             self._opened.move_to_end(bag)
@@ -174,6 +219,16 @@ class _ByteCache:
             self._values.move_to_end(key)
             while self._held > self._most and len(self._values) > 1:
                 self._held -= len(self._values.popitem(last=False)[1])
+
+
+def _span(number: int, length: int, factor: int) -> tuple[int, int, int] | None:
+    """Start and length at level 0, and pixels, of one tile along one side."""
+    pixels = math.ceil(length / factor)
+    if number < 0 or number * TILE >= pixels:
+        return None
+    first = max(number * TILE - OVERLAP, 0)
+    last = min((number + 1) * TILE + OVERLAP, pixels)
+    return first * factor, min(last * factor, length) - first * factor, last - first
 
 
 def _threads() -> int:
