@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -22,8 +21,7 @@ from its2clr.config import EncoderConfig, RunConfig
 from its2clr.encoder_export import export_encoder
 from its2clr.encoder_export.card import Exported, model_card
 from its2clr.encoder_export.export import whole_folder
-from its2clr.encoder_export.onnx_file import write_onnx
-from its2clr.encoder_export.timm_folder import write_timm_folder
+from its2clr.encoder_export.network_files import write_onnx, write_timm_folder
 from its2clr.encoder_export.trident import write_trident
 from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.weight_files import read_weights
@@ -136,7 +134,7 @@ def test_the_card_shows_the_way_that_works(tmp_path, tiny_cohort):
 def test_what_timm_cannot_rebuild_is_not_exported(tmp_path):
     encoder = create_encoder(EncoderConfig(options=SMALL))
     encoder.backbone.layer4[1].conv2 = nn.Sequential(encoder.backbone.layer4[1].conv2)
-    with pytest.raises(InputError, match="timm alone does not rebuild"):
+    with pytest.raises(InputError, match="timm cannot rebuild"):
         write_timm_folder(tmp_path, encoder, EncoderConfig(options=SMALL), 64)
 
 
@@ -173,7 +171,7 @@ def test_onnx_of_a_vit(tmp_path):
 
 
 def test_without_onnx_it_says_what_to_install(evaluated_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("its2clr.encoder_export.onnx_file.find_spec", lambda name: None)
+    monkeypatch.setattr("its2clr.encoder_export.network_files.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'its2clr\[onnx\]'"):
         export_encoder(evaluated_run, tmp_path / "out", formats=("timm", "onnx"))
     assert not (tmp_path / "out").exists()
@@ -233,11 +231,8 @@ def test_tiles_without_a_scale_have_no_magnification(tmp_path):
         table.append(f"{bag},{folder}")
     (tmp_path / "bags.csv").write_text("\n".join(table))
     pack_images(read_manifest(tmp_path / "bags.csv", labelled=False), tmp_path / "cohort", tile_size=16, workers=1)
-    stages = SimpleNamespace(
-        run=SimpleNamespace(cohort=tmp_path / "cohort"),
-        features=lambda encoder, part: SimpleNamespace(features=torch.ones(part.n_instances, 4)),
-    )
-    base, notes = write_trident(tmp_path / "out", stages, "start")
+    cohort = Cohort.open(tmp_path / "cohort")
+    base, notes = write_trident(tmp_path / "out", cohort, "start", lambda part: np.ones((part.n_instances, 4)))
     assert base.name == "16px_0px_overlap"
     assert notes == ("no magnification: the cohort does not know the scale (mpp) of all its tiles",)
     files = sorted(path.relative_to(base).as_posix() for path in base.rglob("*.h5"))
@@ -248,7 +243,7 @@ def test_tiles_without_a_scale_have_no_magnification(tmp_path):
         "patches/c%2Fd_patches.h5",
     ]
     with h5py.File(base / files[0]) as file:
-        assert file["features"].shape == (3, 4)
+        assert (file["features"].shape, file["features"].dtype) == ((3, 4), np.float32)
         assert file["coords"].attrs["name"] == "a b"
         assert "target_magnification" not in file["coords"].attrs
 
@@ -304,7 +299,7 @@ def test_an_encoder_of_a_run_that_is_not_evaluated(tiny_cohort, tmp_path):
         "config.json",
         "model.safetensors",
     ]
-    with pytest.raises(InputError, match="the refined encoder is not there yet; finished: start"):
+    with pytest.raises(InputError, match="the refined encoder is not there yet; run `its2clr refine`"):
         export_encoder(tmp_path / "run", tmp_path / "other")
     with pytest.raises(InputError, match="no encoder named 'resnet'"):
         export_encoder(tmp_path / "run", tmp_path / "other", "resnet")
@@ -316,7 +311,7 @@ def test_an_encoder_of_a_run_that_is_not_evaluated(tiny_cohort, tmp_path):
 def test_nothing_is_overwritten_and_nothing_half_done_stays(evaluated_run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="never overwrite"):
+    with pytest.raises(InputError, match="never overwrites"):
         export_encoder(evaluated_run, tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
     with pytest.raises(InputError, match="half"):

@@ -1,12 +1,10 @@
 """Folders of exported features are named as TRIDENT names them, and no number is made up."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
-import torch
 from tests.cohort.feature_files import clam, grid, stamp, trident
 
 from its2clr.cohort import Cohort
@@ -78,11 +76,7 @@ def test_a_cohort_of_features_is_named_as_far_as_it_is_known(tmp_path, writers, 
 
 def test_tridents_own_files_come_back_as_they_were(tmp_path):
     cohort = make_cohort(tmp_path, trident_at(10, 8))
-    stages = SimpleNamespace(
-        run=SimpleNamespace(cohort=cohort.path),
-        features=lambda encoder, part: SimpleNamespace(features=torch.ones(part.n_instances, 8)),
-    )
-    base, notes = write_trident(tmp_path / "out", stages, "start")
+    base, notes = write_trident(tmp_path / "out", cohort, "start", lambda part: np.ones((part.n_instances, 8)))
     assert (base.name, notes) == ("10x_32px_8px_overlap", ())
     with h5py.File(tmp_path / "features" / "a.h5") as given, h5py.File(base / "features_start" / "a.h5") as made:
         for key in ("patch_size", "patch_size_level0", "level0_magnification", "target_magnification", "overlap"):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from its2clr.cli import app
 from its2clr.config import EncoderConfig, ProjectorConfig, RunConfig
-from its2clr.encoder_export.timm_folder import write_timm_folder
+from its2clr.encoder_export.network_files import write_timm_folder
 from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.foreign import load_weights, match_weights, report_weights
 from its2clr.encoders.weight_files import read_weights, released_with, with_constants

@@ -12,11 +12,11 @@ import yaml
 from its2clr import __version__
 from its2clr.cohort import Cohort
 from its2clr.config import FEATURES, EncoderConfig, RunConfig
-from its2clr.encoder_export.timm_folder import TimmFolder, needed_in_code
+from its2clr.encoder_export.network_files import TimmFolder, needed_in_code
 from its2clr.encoder_export.trident import TridentFolder
 from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.predict.tiling import Tiling
-from its2clr.run.names import encoder_names
+from its2clr.run.names import START, encoder_names
 
 _SECTIONS = ("seed", "encoder", "projector", "pretrain", "refine", "end_to_end", "aggregator")
 _PATHS = (("encoder", "weights"), ("pretrain", "start"), ("refine", "corrections"))
@@ -27,12 +27,12 @@ class Exported:
     """What an export holds.
 
     Attributes:
-        encoder: Which encoder: start, refined or end_to_end.
+        encoder: Which encoder of the run.
         built: How it was built.
         feature_dim: Numbers per tile.
-        timm: The folder for timm, if that is there.
-        onnx: Whether ONNX is there.
-        trident: The folder of the features, if they are there.
+        timm: The folder for timm; None if not exported.
+        onnx: Whether there is an ONNX file.
+        trident: The folder of the features; None if not exported.
     """
 
     encoder: str
@@ -84,7 +84,7 @@ def model_card(
 
 
 def _splits(cohort: Cohort, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Bags and tiles of every split; how many are positive is known to an evaluated run."""
+    """Bags and tiles of every split; how many bags are positive is known once the run is evaluated."""
     known = (results or {}).get("cohort", {}).get("splits", {})
     return [
         {
@@ -98,9 +98,9 @@ def _splits(cohort: Cohort, results: Mapping[str, Any] | None) -> list[dict[str,
 
 
 def _measured(encoder: str, config: RunConfig, results: Mapping[str, Any] | None) -> list[list[str]]:
-    """Rows of the table of metrics, headings first: those of the start and of this encoder; none before evaluation."""
+    """Rows of the table of metrics of the start and of this encoder, headings first; no rows before evaluation."""
     names, found = encoder_names(config), {}
-    for other in dict.fromkeys(("start", encoder)):
+    for other in dict.fromkeys((START, encoder)):
         if "test" in (results or {}).get(other, {}):
             name = f"{names[other]} (this one)" if other == encoder else names[other]
             found[name] = _cells((results or {})[other]["test"])
@@ -129,7 +129,7 @@ def _settings(config: RunConfig) -> str:
     sections = (*_SECTIONS, "adapter") if config.encoder.name == FEATURES else _SECTIONS
     settings = config.model_dump(mode="json", include=set(sections))
     for section, key in _PATHS:
-        if settings[section][key] is not None:  # a name will do: folders of this machine are nobody's business
+        if settings[section][key] is not None:  # the name alone: folders of this machine stay private
             settings[section][key] = PurePath(settings[section][key]).name
     if settings["pretrain"]["start"] is not None:  # nothing was pretrained here
         settings["pretrain"] = {"start": settings["pretrain"]["start"]}

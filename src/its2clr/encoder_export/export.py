@@ -11,16 +11,15 @@ from typing import Any
 from its2clr.cohort import Cohort
 from its2clr.config import EncoderConfig
 from its2clr.encoder_export.card import Exported, model_card
-from its2clr.encoder_export.onnx_file import ONNX, require_onnx, write_onnx
-from its2clr.encoder_export.timm_folder import write_timm_folder
+from its2clr.encoder_export.network_files import ONNX, require_onnx, write_onnx, write_timm_folder
 from its2clr.encoder_export.trident import write_trident
 from its2clr.encoders.weights import load_network
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.errors import InputError
 from its2clr.files import read_json, write_text
-from its2clr.run.names import REFINED, STAGE_OF
-from its2clr.run.opening import open_run
-from its2clr.run.stages import Stages
+from its2clr.run.features import open_run_features, require_encoder
+from its2clr.run.names import REFINED
+from its2clr.run.scores import RESULTS_FILE
 
 FORMATS = ("timm", "onnx", "features")
 
@@ -56,23 +55,28 @@ def export_encoder(
     if "onnx" in formats:
         require_onnx()
     _refuse_content(out)
-    stages = open_run(run, quiet=quiet)
-    path = _checkpoint(stages, encoder)
+    features = open_run_features(run, quiet=quiet)
+    opened = features.run
+    path = require_encoder(opened, encoder)
     network = load_network(path).encoder.eval()
     built = EncoderConfig.model_validate(load_checkpoint(path)[1]["encoder"])
     _require_timm(built, formats)
-    cohort = Cohort.open(stages.run.cohort).without_labels()
+    cohort = Cohort.open(opened.cohort).without_labels()
     size = cohort.tile_size
     with whole_folder(out) as folder:
         timm = write_timm_folder(folder, network, built, size) if "timm" in formats else None
         if "onnx" in formats:
             write_onnx(folder / ONNX, network, size)
-        trident = write_trident(folder, stages, encoder) if "features" in formats else None
+        trident = None
+        if "features" in formats:
+            trident = write_trident(
+                folder, cohort, encoder, lambda part: features.of(encoder, part).features.cpu().numpy()
+            )
         exported = Exported(encoder, built, network.feature_dim, timm, "onnx" in formats, trident)
-        write_text(folder / "README.md", model_card(exported, stages.config, cohort, _results(stages), licence))
+        write_text(folder / "README.md", model_card(exported, opened.config, cohort, _results(opened.path), licence))
     if trident is not None:
         for note in trident.notes:
-            stages.engine.say(f"features: the name of the folder {trident.path.name} has {note}")
+            features.engine.say(f"features: the name of the folder {trident.path.name} has {note}")
     return out
 
 
@@ -100,29 +104,18 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def _refuse_content(path: Path) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(
-            f"{path}: is there already; exports never overwrite anything: give another --out, or remove it"
+            f"{path}: exists already, and an export never overwrites anything; give another --out, or remove it"
         )
-
-
-def _checkpoint(stages: Stages, encoder: str) -> Path:
-    if encoder not in STAGE_OF:
-        raise InputError(f"no encoder named {encoder!r}; there are {', '.join(STAGE_OF)}")
-    if stages.run.done(STAGE_OF[encoder]) is None:
-        made = [name for name, stage in STAGE_OF.items() if stages.run.done(stage) is not None]
-        raise InputError(
-            f"{stages.run.path}: the {encoder} encoder is not there yet; finished: {', '.join(made) or 'none'}"
-        )
-    return stages.run.checkpoint(f"encoder-{encoder}")
 
 
 def _require_timm(built: EncoderConfig, formats: Collection[str]) -> None:
     import timm
 
     if not timm.is_model(built.name) and set(formats) != {"features"}:
-        raise InputError(f"the encoder {built.name!r} is no network of timm: only its features can be exported")
+        raise InputError(f"the encoder {built.name!r} is not a network of timm, so only its features can be exported")
 
 
-def _results(stages: Stages) -> dict[str, Any] | None:
-    path = stages.run.path / "results.json"
+def _results(run: Path) -> dict[str, Any] | None:
+    path = run / RESULTS_FILE
     found: dict[str, Any] | None = read_json(path) if path.is_file() else None
     return found

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort, TileFile
 from its2clr.cohort.tiles import MAGNIFICATION_MPP
-from its2clr.run.stages import Stages
 
 _OBJECTIVES = (0.625, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 _SAME_SCALE = 0.05
-"""How far bags of one scale may be apart: sides of tiles are whole pixels, and scanners differ a little."""
+"""How far the scales of bags may differ and count as one: tiles are whole pixels, and scanners differ a little."""
 _UNKNOWN_TILING = "unknown_tiling"
 
 
@@ -33,7 +32,7 @@ class TridentFolder(NamedTuple):
 
     Attributes:
         path: The folder of the tiling: what torchmil's `TridentWSIDataset` takes as `base_path`.
-        notes: What its name does not say, and why.
+        notes: What is left out of its name, and why.
     """
 
     path: Path
@@ -41,35 +40,30 @@ class TridentFolder(NamedTuple):
 
 
 def write_trident(
-    folder: Path, stages: Stages, encoder: str, progress: Callable[[int], None] | None = None
+    folder: Path, cohort: Cohort, encoder: str, features_of: Callable[[Cohort], NDArray[np.float32]]
 ) -> TridentFolder:
-    """Write the features of every bag of the run's cohort; no label is read.
+    """Write the features of every bag of a cohort.
 
     Args:
         folder: Where the folder of the tiling goes.
-        stages: The run; features that it does not hold yet are extracted.
-        encoder: Whose features.
-        progress: Called with the number of bags written.
+        cohort: The bags; their labels are not looked at.
+        encoder: What the folder calls the encoder.
+        features_of: Gives the (N, D) features of the instances of some of the bags.
     """
-    cohort = Cohort.open(stages.run.cohort).without_labels()
     name, notes = tiling_name(cohort)
-    base, written = folder / name, 0
+    base = folder / name
     for split in sorted(set(cohort.bags["split"])):
         part = cohort.split(split)
-        found = stages.features(encoder, part)
-        features, offsets = found.features.cpu().numpy().astype(np.float32, copy=False), part.offsets()
-        for number, bag_id in enumerate(part.bags["bag_id"]):
-            _write_bag(base, encoder, part.tile_file(bag_id), features[offsets[number] : offsets[number + 1]])
-            written += 1
-            if progress is not None:
-                progress(written)
+        features = np.split(features_of(part).astype(np.float32, copy=False), part.offsets()[1:-1])
+        for bag_id, of_bag in zip(part.bags["bag_id"], features, strict=True):
+            _write_bag(base, encoder, part.tile_file(bag_id), of_bag)
     return TridentFolder(base, notes)
 
 
 def tiling_name(cohort: Cohort) -> tuple[str, tuple[str, ...]]:
-    """TRIDENT's name for the tiling of a cohort, `20x_256px_0px_overlap`, and what is not in it and why.
+    """TRIDENT's name for the tiling of a cohort, such as `20x_256px_0px_overlap`; and what is left out of it, and why.
 
-    Nothing is made up: what the cohort does not know, or what differs between its bags, is left out of the name.
+    What the cohort does not know, and what differs between its bags, is left out.
     """
     bags = [cohort.tile_file(bag_id) for bag_id in cohort.bags["bag_id"]]
     parts, notes = [], []
@@ -125,7 +119,7 @@ def _write_bag(base: Path, encoder: str, tiles: TileFile, features: NDArray[np.f
 
 
 def _magnifications(cohort: Cohort, bags: Sequence[TileFile]) -> list[float]:
-    """Magnifications of the bags, or the one that was asked for when slides were cut; none if one is unknown."""
+    """The magnification that slides were cut at, or those of the bags; none if a bag does not know its own."""
     mpp = cohort.info.settings.get("mpp")
     if mpp:
         return [MAGNIFICATION_MPP / float(mpp)]
@@ -134,7 +128,7 @@ def _magnifications(cohort: Cohort, bags: Sequence[TileFile]) -> list[float]:
 
 
 def _common(magnifications: Sequence[float]) -> float | None:
-    """The one magnification of all bags; where it is nearly one, that of the objective; None if they differ."""
+    """The magnification of all bags; if they are nearly equal, that of the nearest objective; None if they differ."""
     if not magnifications:
         return None
     if len(set(magnifications)) == 1:

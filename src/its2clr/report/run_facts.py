@@ -24,7 +24,7 @@ from its2clr.files import read_json, read_metrics
 from its2clr.report.run_state import State, state_of
 from its2clr.run.names import ENCODERS, END_TO_END, REFINED, START, encoder_names
 from its2clr.run.results import describe_rounds, measured, read_rounds, rounds_health
-from its2clr.run.saved import read_run_config
+from its2clr.run.saved import require_run_config
 from its2clr.run.scores import BAG_PREDICTIONS_FILE, PREDICTIONS_FILE, RESULTS_FILE, Model
 
 T = TypeVar("T")
@@ -142,10 +142,7 @@ def collect(run: str | Path) -> RunFacts:
         InputError: The folder is no run.
     """
     folder = Path(run)
-    saved = read_run_config(folder)
-    if saved is None:
-        raise InputError(f"{run}: not a run (it has no config.yaml); `its2clr fit COHORT --out RUN` makes one")
-    config, cohort_path = saved
+    config, cohort_path = require_run_config(folder)
     metrics = [
         entry for entry in read_metrics(folder) if isinstance(entry, dict) and {"stage", "epoch"} <= entry.keys()
     ]

@@ -1,4 +1,4 @@
-"""Features of a run's bags by one of its encoders: read from its feature files, or extracted and written there."""
+"""Features of bags by the encoders of a run: read from its feature files, or extracted and written there."""
 
 from pathlib import Path
 
@@ -13,9 +13,12 @@ from its2clr.cohort.features.feature_file import FeatureFile, feature_path, read
 from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import load_network
 from its2clr.engine.devices import Engine
+from its2clr.errors import InputError
 from its2clr.files import hash_files
+from its2clr.plugins import import_plugins
 from its2clr.run.directory import RunDirectory
-from its2clr.run.names import encoder_file
+from its2clr.run.names import ENCODERS, STAGE_OF, encoder_file
+from its2clr.run.saved import require_run_config
 from its2clr.tile_store import TileStore
 
 
@@ -29,7 +32,7 @@ class RunFeatures:
     """
 
     def __init__(self, run: RunDirectory, engine: Engine, *, write: bool) -> None:
-        self._run, self._engine, self._write = run, engine, write
+        self.run, self.engine, self._write = run, engine, write
         self._held: dict[tuple[str, ...], torch.Tensor] = {}
         self._decoded: list[Bags] = []
 
@@ -41,35 +44,39 @@ class RunFeatures:
         """An encoder's features of a cohort's bags.
 
         Args:
-            encoder: Name of the encoder; it must be there.
+            encoder: Name of the encoder.
             cohort: Bags to represent; its labels are not looked at.
             labels: Bag labels to attach, where the caller may know them.
+
+        Raises:
+            InputError: The run has no such encoder (yet).
         """
+        require_encoder(self.run, encoder)
         flat = self._read_or_extract(encoder, cohort) if self._write else self._remembered(encoder, cohort)
         known = None if labels is None else torch.from_numpy(labels)
-        return BagFeatures(flat.to(self._engine.device), torch.from_numpy(cohort.offsets()), known)
+        return BagFeatures(flat.to(self.engine.device), torch.from_numpy(cohort.offsets()), known)
 
     def extract(self, encoder: str, cohort: Cohort) -> torch.Tensor:
         """(N, D) features of any cohort's instances, computed and not kept."""
-        network = load_network(encoder_file(self._run.path, encoder)).to(self._engine.device)
-        return extract_features(network.encoder, self._tiles(cohort), self._engine, self._engine.extract_batch_size)
+        network = load_network(require_encoder(self.run, encoder)).to(self.engine.device)
+        return extract_features(network.encoder, self._tiles(cohort), self.engine, self.engine.extract_batch_size)
 
     def maker(self, encoder: str) -> str:
         """What the feature files say they were made with: network, encoder, and a hash of its weights."""
-        file = encoder_file(self._run.path, encoder)
-        return f"{self._run.config.encoder.name} {encoder} {hash_files(file)}"
+        file = encoder_file(self.run.path, encoder)
+        return f"{self.run.config.encoder.name} {encoder} {hash_files(file)}"
 
     def _read_or_extract(self, encoder: str, cohort: Cohort) -> torch.Tensor:
-        maker, folder = self.maker(encoder), self._run.path / "features" / encoder
+        maker, folder = self.maker(encoder), self.run.path / "features" / encoder
         paths = [feature_path(folder, bag_id) for bag_id in cohort.bags["bag_id"]]
         files = [read_feature_file(path) if path.is_file() else None for path in paths]
-        if self._engine.broadcast(any(file is None or file.encoder != maker for file in files)):
+        if self.engine.broadcast(any(file is None or file.encoder != maker for file in files)):
             flat = self.extract(encoder, cohort)
-            if self._engine.is_writer:
+            if self.engine.is_writer:
                 write_features(cohort, flat.cpu().numpy(), folder, maker)
         else:
             flat = torch.from_numpy(np.concatenate([file.features for file in files if file is not None]))
-        self._engine.barrier()
+        self.engine.barrier()
         return flat
 
     def _remembered(self, encoder: str, cohort: Cohort) -> torch.Tensor:
@@ -79,11 +86,45 @@ class RunFeatures:
         return self._held[key]
 
     def _tiles(self, cohort: Cohort) -> TileStore:
-        if cohort.path.resolve() == self._run.cohort:
+        if cohort.path.resolve() == self.run.cohort:
             for bags in self._decoded:
                 if np.array_equal(cohort.bags["bag_id"].to_numpy(dtype=str), bags.bag_ids):
                     return bags.tiles
-        return TileStore.from_cohort(cohort.without_labels(), self._engine)
+        return TileStore.from_cohort(cohort.without_labels(), self.engine)
+
+
+def open_run_features(run: str | Path, *, quiet: bool = False) -> RunFeatures:
+    """The features of a run that has begun, on an engine of its settings.
+
+    Args:
+        run: Folder of the run.
+        quiet: Say nothing.
+
+    Raises:
+        InputError: The folder is not a run.
+    """
+    config, _ = require_run_config(run)
+    import_plugins(config.plugins)
+    engine = Engine(config.engine)
+    engine.bars.enabled &= not quiet
+    return RunFeatures(RunDirectory(run, config, None, engine), engine, write=True)
+
+
+def require_encoder(run: RunDirectory, encoder: str) -> Path:
+    """The checkpoint of an encoder of a run.
+
+    Raises:
+        InputError: There is no such encoder (yet).
+    """
+    if encoder not in ENCODERS:
+        raise InputError(f"no encoder named {encoder!r}; there are {', '.join(ENCODERS)}")
+    stage = STAGE_OF[encoder]
+    if run.done(stage) is None:
+        command = stage.replace("_", "-")
+        raise InputError(
+            f"{run.path}: the {encoder} encoder is not there yet; run `its2clr {command}` on this run first"
+        )
+    return encoder_file(run.path, encoder)
 
 
 def write_features(cohort: Cohort, features: NDArray[np.float32], folder: Path, maker: str) -> None:

@@ -12,8 +12,8 @@ from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
 from its2clr.plugins import import_plugins
 from its2clr.run.directory import RunDirectory
-from its2clr.run.names import REFINED
-from its2clr.run.saved import read_run_config
+from its2clr.run.names import REFINED, encoder_file
+from its2clr.run.saved import read_run_config, require_run_config
 from its2clr.run.stages import Stages, started_from
 from its2clr.settings import resolve_config
 
@@ -92,15 +92,11 @@ def open_corrected(run: str | Path, corrections: str | Path, out: str | Path, en
     Raises:
         InputError: The other run has no such encoder, or `out` holds a run with other settings.
     """
-    saved = read_run_config(run)
-    if saved is None:
-        raise InputError(f"{run}: not a run; `its2clr fit COHORT --out RUN` makes one")
+    config, cohort = require_run_config(run)
     if Path(out).resolve() == Path(run).resolve():
         raise InputError(f"{out}: corrections begin a run of their own; give another --out than the run itself")
-    config, cohort = saved
     settings = config.model_dump(mode="json")
-    checkpoint = Path(run).resolve() / "checkpoints" / f"encoder-{encoder}.safetensors"
-    settings["pretrain"]["start"] = str(started_from(str(checkpoint)))
+    settings["pretrain"]["start"] = str(started_from(str(encoder_file(Path(run).resolve(), encoder))))
     settings["encoder"] |= {"weights": None, "pretrained": False}
     settings["refine"]["corrections"] = str(Path(corrections).resolve())
     return open_run(out, cohort, None, settings)

@@ -1,4 +1,4 @@
-"""What a run's folder says of it, read without opening it for training."""
+"""Settings and cohort of a run, read from its folder without opening it for training."""
 
 from pathlib import Path
 
@@ -8,6 +8,18 @@ from its2clr.config import RunConfig
 from its2clr.errors import InputError
 from its2clr.run.older_runs import upgrade
 from its2clr.settings import validate_config
+
+
+def require_run_config(path: str | Path) -> tuple[RunConfig, Path]:
+    """Settings and cohort of a run; see `read_run_config`.
+
+    Raises:
+        InputError: The folder is not a run.
+    """
+    saved = read_run_config(path)
+    if saved is None:
+        raise InputError(f"{path}: not a run (it has no config.yaml); `its2clr fit COHORT --out RUN` makes one")
+    return saved
 
 
 def read_run_config(path: str | Path) -> tuple[RunConfig, Path] | None:

@@ -18,7 +18,7 @@ from its2clr.cohort.splits import SPLITS
 from its2clr.errors import InputError
 from its2clr.files import atomic_path, read_json
 from its2clr.run.names import END_TO_END, REFINED, START
-from its2clr.run.saved import read_run_config
+from its2clr.run.saved import require_run_config
 
 if TYPE_CHECKING:
     from its2clr.aggregators.trained import TrainedAggregators
@@ -159,10 +159,7 @@ class RunScores:
 
     def __init__(self, run: str | Path) -> None:
         self.run = Path(run)
-        saved = read_run_config(self.run)
-        if saved is None:
-            raise InputError(f"{run}: not a run; `its2clr fit COHORT --out RUN` makes one")
-        self.config, self.cohort_path = saved
+        self.config, self.cohort_path = require_run_config(self.run)
         if not self._predictions.is_file():
             raise InputError(f"{run}: not evaluated yet; run `its2clr evaluate {run}` first")
         self._read: dict[Model, _Predicted] = {}

@@ -37,7 +37,7 @@ from its2clr.refine.finetuning import check_limits
 from its2clr.refine.labels import CorrectedLabels, GroundTruth, LabelSource, PseudoLabels, Trusted
 from its2clr.refine.objectives import OBJECTIVES
 from its2clr.run.directory import RunDirectory
-from its2clr.run.features import RunFeatures
+from its2clr.run.features import RunFeatures, require_encoder
 from its2clr.run.names import ENCODERS, END_TO_END, REFINED, STAGE_OF, START, aggregator_path, encoder_file
 from its2clr.run.scores import Model
 from its2clr.seeds import derive_seed
@@ -164,7 +164,6 @@ class Stages:
         path = aggregator_path(self.run.path, encoder, name)
         stage = _aggregate_stage(encoder, name)
         if not self._skip(stage):
-            self._require(encoder)
             started = time.perf_counter()
             train, validation = (
                 self.features(encoder, bags.cohort, bags.labels)
@@ -199,12 +198,11 @@ class Stages:
         Raises:
             InputError: There is no such encoder (yet).
         """
-        self._require(encoder)
         return self._features.of(encoder, cohort, labels)
 
     def represent(self, encoder: str, cohort: Cohort) -> BagFeatures:
         """An encoder's features of any cohort's bags, computed and not kept."""
-        self._require(encoder)
+        require_encoder(self.run, encoder)
         wanted = self.run.tile_size()
         if cohort.kind == "tiles" and cohort.tile_size != wanted:
             raise InputError(
@@ -212,10 +210,6 @@ class Stages:
                 f"with --tile-size {wanted}"
             )
         return BagFeatures(self._features.extract(encoder, cohort), torch.from_numpy(cohort.offsets()))
-
-    def feature_maker(self, encoder: str) -> str:
-        """What feature files of this run say they were made with."""
-        return self._features.maker(encoder)
 
     def fit(self) -> None:
         """Every stage of training, in order; a reader of its own is trained on both encoders too."""
@@ -305,16 +299,6 @@ class Stages:
             raise InputError(
                 f"pretrain.start: an adapter of {network.encoder.feature_dim} features, the cohort has "
                 f"{self.cohort.instance_shape[0]}"
-            )
-
-    def _require(self, encoder: str) -> None:
-        if encoder not in ENCODERS:
-            raise InputError(f"no encoder named {encoder!r}; there are {', '.join(ENCODERS)}")
-        stage = STAGE_OF[encoder]
-        if self.run.done(stage) is None:
-            command = stage.replace("_", "-")
-            raise InputError(
-                f"{self.run.path}: the {encoder} encoder is not there yet; run `its2clr {command}` on this run first"
             )
 
     def _mark_done(self, stage: str, **notes: float) -> None:
