@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 
 from its2clr.cohort import Cohort, examine, pack_images, read_manifest, read_tiles, tile_path, write_bags
-from its2clr.cohort.resample import (
-    ResampleSummary,
-    resample_cohort,
-    resample_witness_rate,
-    split_into_sub_bags,
-    witness_rate,
-)
+from its2clr.cohort.resample import ResampleSummary, resample_cohort
+from its2clr.cohort.subsets import resample_witness_rate, split_into_sub_bags, witness_rate
 from its2clr.errors import InputError
 
 TILE_SIZE = 16

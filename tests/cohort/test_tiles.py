@@ -8,7 +8,6 @@ from PIL import Image
 
 from its2clr import __version__
 from its2clr.cohort import decode, read_labels, read_tiles, write_tile_file
-from its2clr.cohort.tiles import virtual_grid
 from its2clr.errors import InputError
 
 DESCRIPTION = {
@@ -164,11 +163,3 @@ def test_decode_refuses_half_an_image(pixels):
 def test_decode_gives_rgb_of_a_grey_image():
     grey = encode(np.arange(64, dtype=np.uint8).reshape(8, 8))
     assert decode(grey).shape == (8, 8, 3)
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 5, 9, 10, 17])
-def test_virtual_grid_is_square_row_by_row_without_overlap(count):
-    grid = virtual_grid(count, 32)
-    columns = math.ceil(math.sqrt(count))
-    expected = [(32 * (i % columns), 32 * (i // columns)) for i in range(count)]
-    assert grid.tolist() == [list(place) for place in expected]

@@ -28,6 +28,7 @@ from its2clr.cohort.tiles import (
     read_tiles,
 )
 from its2clr.errors import InputError
+from its2clr.units import TilePixels
 
 _UNLABELLED_COLUMNS = ["bag_id", "split", "group", "n_instances"]
 _LARGEST_PART = 512
@@ -95,7 +96,7 @@ class Cohort:
         return self.path.resolve().name
 
     @property
-    def tile_size(self) -> int:
+    def tile_size(self) -> TilePixels:
         """Pixels of the square tiles."""
         return self.info.tile_size
 

@@ -17,8 +17,15 @@ from its2clr.cohort.layout import BAGS_FILE, PROBLEMS_FILE, TILES_FOLDER, read_b
 from its2clr.cohort.manifest import Manifest, check_manifest
 from its2clr.cohort.parallel import map_in_threads
 from its2clr.cohort.splits import SPLITS
-from its2clr.cohort.table_checks import UNKNOWN_LABEL, check_classes
-from its2clr.cohort.tables import Problem, at_row, column_cells, read_table
+from its2clr.cohort.tables import (
+    UNKNOWN_LABEL,
+    Problem,
+    at_row,
+    check_classes,
+    column_cells,
+    contradiction,
+    read_table,
+)
 from its2clr.cohort.tiles import TileFile, decode, read_features, read_tiles
 from its2clr.errors import InputError
 
@@ -236,13 +243,8 @@ def _inspect_images(tiles: TileFile, encoded: list[bytes]) -> Iterator[Finding]:
 
 
 def _contradictions(where: str, bag_id: str, label: int, labels: npt.NDArray[np.int8]) -> list[Finding]:
-    positives = int((labels == 1).sum())
-    if label == 0 and positives:
-        message = f"bag {bag_id!r} is negative but {positives} of its instances are labelled positive"
-        return [Finding("error", where, message)]
-    if label == 1 and not positives and UNKNOWN_LABEL not in labels.tolist():
-        return [Finding("error", where, f"bag {bag_id!r} is positive but all its instances are labelled negative")]
-    return []
+    found = contradiction(label, labels)
+    return [] if found is None else [Finding("error", where, f"bag {bag_id!r} {found}")]
 
 
 def _shared_images(folder: Path, bags: pd.DataFrame, inspections: list[_Inspection]) -> list[Finding]:

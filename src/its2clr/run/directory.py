@@ -25,6 +25,7 @@ from its2clr.engine.checkpoint import (
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
 from its2clr.files import hash_files, read_json, remove_half_written, write_json, write_text
+from its2clr.units import TilePixels
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -80,12 +81,12 @@ class RunDirectory:
                 "without changes:\n  " + "\n  ".join(difference)
             )
 
-    def tile_size(self) -> int | None:
+    def tile_size(self) -> TilePixels | None:
         """Pixels of the tiles this run was trained on; None before it began."""
-        size: int | None = self._state().get("tile_size")
+        size: TilePixels | None = self._state().get("tile_size")
         return size
 
-    def check_cohort(self, tile_size: int) -> None:
+    def check_cohort(self, tile_size: TilePixels) -> None:
         """Remember the cohort when it is first used; refuse it when its bags have changed since.
 
         Raises:
