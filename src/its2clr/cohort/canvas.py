@@ -1,6 +1,6 @@
 """The picture behind a bag's scores, at level-0 coordinates: its slide, or where there is none its tiles.
 
-Of a bag of features without a slide nothing is known but the places of its tiles, which are shown in grey.
+Of a bag of features without a slide only the places of its tiles can be shown, in grey.
 """
 
 import math

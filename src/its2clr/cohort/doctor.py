@@ -265,7 +265,7 @@ def _shared_images(folder: Path, bags: pd.DataFrame, inspections: list[_Inspecti
             " = ".join(f"{bag_ids[row]!r} image {number}" for row, number in members[:3])
             for members in found[:_EXAMPLES]
         )
-        message = f"{len(found)} images are in {' and '.join(names)} alike, so splits leak: {examples}"
+        message = f"{len(found)} images are the same in {' and '.join(names)}, so splits leak: {examples}"
         findings.append(Finding("error", str(folder), message))
     return findings
 
@@ -284,7 +284,7 @@ def _judge_validation(bags: pd.DataFrame, where: Path) -> list[Finding]:
     for label in (0, 1):
         count = int(((bags["split"] == "val") & (bags["label"] == label)).sum())
         if 0 < count < _FEW_VALIDATION_BAGS:
-            message = f"val has only {count} bags with label {label}; with so few, selection is chance"
+            message = f"val has only {count} bags with label {label}; with so few, choosing a model on them is chance"
             findings.append(Finding("warning", str(where), message))
     return findings
 

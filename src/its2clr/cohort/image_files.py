@@ -55,7 +55,7 @@ def prepare_image(
     with pydicom.
 
     Raises:
-        ImageProblem: If the file is missing, damaged, or of a kind that has no honest RGB form.
+        ImageProblem: If the file is missing, damaged, or cannot be shown as RGB without guessing.
     """
     try:
         content = path.read_bytes()
@@ -91,7 +91,7 @@ def _open_dicom(content: bytes) -> Image.Image:
     are not applied. Whole slides in DICOM are another matter: OpenSlide reads them.
 
     Raises:
-        ValueError: If it holds no picture, or one that has no honest RGB form.
+        ValueError: If it holds no picture, or one that cannot be shown as RGB without guessing.
     """
     import pydicom
     from pydicom.pixels.utils import pixel_array

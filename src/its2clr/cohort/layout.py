@@ -3,8 +3,8 @@
 ```
 cohort.json          format, tile size, encoding, package version, settings, has_instance_labels, labelled,
                      kind (tiles or features), feature_dim
-bags.csv             bag_id,label,split,group,n_instances ...; written last: where it is, all is;
-                     no label if the cohort is not labelled
+bags.csv             bag_id,label,split,group,n_instances ...; no label if the cohort is not labelled;
+                     written last, so a folder that has it is complete
 problems.csv         bag_id,file,row,problem: what was left out, and why
 tiles/<bag_id>.h5    one tile file per bag; characters that file systems refuse are percent-encoded
 ```
@@ -201,7 +201,7 @@ def _write_if_changed(path: Path, content: bytes) -> None:
 
 
 def claim_folder(out: Path, info: CohortInfo) -> None:
-    """Record in a folder what it is to hold; refuse one of other settings or other content.
+    """Record in a folder what it is to hold; a folder of other settings or other content is refused.
 
     Raises:
         InputError: With the difference, or what is in the way.
@@ -210,7 +210,7 @@ def claim_folder(out: Path, info: CohortInfo) -> None:
         found = read_info(out)
         if found == info:
             return
-        # Neither may labels come or go.
+        # labels may not come or go, either
         there, asked = ({"labelled": some.labelled, **some.settings} for some in (found, info))
         differences = [
             f"  {name}: {there.get(name, 'not set')} there, {asked.get(name, 'not set')} asked for"

@@ -2,7 +2,7 @@
 
 Two forms are read. One table, `bag_id,path,label[,group,split]`, where `path` is a folder of images; or a
 table of bags, `bag_id,label[,group,split]`, with a table of instances, `bag_id,file[,label]`. Labels come
-from columns alone, never from paths. Of bags without labels, read to be predicted, no label column is looked at.
+from columns alone, never from paths. Where bags are read without labels, to be predicted, no label is looked at.
 """
 
 from collections.abc import Collection, Sequence

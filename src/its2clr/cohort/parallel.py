@@ -1,4 +1,4 @@
-"""Work on many items in threads, in order, few of them in flight (Pillow decodes outside Python's lock)."""
+"""Apply a function to many items in threads: results in order, few items in flight (Pillow decodes without the GIL)."""
 
 import os
 from collections import deque

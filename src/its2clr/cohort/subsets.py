@@ -37,7 +37,7 @@ def witness_rate(labels_per_instance: npt.ArrayLike, bag_labels: npt.ArrayLike, 
     within = labels[np.repeat(of_bags == 1, np.diff(starts))]
     known = within[within != UNKNOWN_LABEL]
     if not len(known):
-        raise InputError("the witness rate is that of positive bags, and here is none with labelled instances")
+        raise InputError("there is no witness rate to measure: no positive bag has labelled instances")
     return float((known == 1).mean())
 
 

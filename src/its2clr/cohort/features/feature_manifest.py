@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
-
 from its2clr.cohort.features.layouts import SUFFIXES, find_feature_files
 from its2clr.cohort.features.tile_grids import FeatureProblem
 from its2clr.cohort.layout import LeftOut
 from its2clr.cohort.manifest import BagTable, check_bags
-from its2clr.cohort.slides.slide_image import is_possible
-from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_columns
+from its2clr.cohort.slides.slide_manifest import parse_scales
+from its2clr.cohort.tables import Problem, raise_problems, read_columns
 from its2clr.errors import InputError
 from its2clr.units import MicronsPerPixel
 
@@ -75,7 +73,7 @@ def read_feature_manifest(
     if not labelled:
         table = table.drop(columns=["label", "split"], errors="ignore")
     checked = check_bags(table, path, problems, labelled=labelled)
-    scales = _scales(table, path, problems)
+    scales = parse_scales(table, path, problems)
     raise_problems(problems)
     files = _feature_files(features)
     root = path.parent if slides_root is None else Path(slides_root)
@@ -92,21 +90,6 @@ def read_feature_manifest(
     if not bags:
         raise InputError(f"{features}: no bag of {path} has a feature file here; {left_out[0].problem}")
     return FeatureManifest(**vars(checked.without(_OWN_COLUMNS)), files=tuple(bags), left_out=tuple(left_out))
-
-
-def _scales(table: pd.DataFrame, path: Path, problems: list[Problem]) -> dict[int, MicronsPerPixel]:
-    """Column `mpp`, by row, where it is filled."""
-    scales = {}
-    for row, cell in column_cells(table, "mpp") if "mpp" in table.columns else ():
-        try:
-            mpp = float(cell or "nan")
-        except ValueError:
-            mpp = 0.0
-        if is_possible(mpp):
-            scales[row] = MicronsPerPixel(mpp)
-        elif cell:
-            problems.append(Problem(at_row(path, row), f"mpp is {cell!r}, expected microns per pixel of level 0"))
-    return scales
 
 
 def _feature_files(folder: Path) -> dict[str, list[Path]]:

@@ -243,7 +243,7 @@ def open_h5(path: Path) -> h5py.File:
 
 
 def attributes_of(h5: h5py.File) -> dict[str, Any]:
-    """Attributes of the file, its features and its coordinates, the latter first; text as text."""
+    """Attributes of the file, its features and its coordinates; where they disagree, the latter count."""
     found: dict[str, Any] = {}
     for holder in (h5, *(h5[name] for name in ("features", "feats", "coords") if name in h5)):
         found |= {

@@ -1,7 +1,6 @@
 """Spread work over Dask workers, few pieces in flight: on this machine, or on a scheduler by address.
 
-A piece whose worker dies is given to another worker. One whose workers died several times is given up, and its
-outcome is that; the others go on.
+A piece of work whose worker dies is given to another worker. After several deaths it is given up, and the others go on.
 """
 
 import logging
@@ -49,7 +48,7 @@ def connect(scheduler: str | None = None, workers: int | None = None) -> Iterato
         raise InputError(f"workers must be at least 1, got {workers}")
     if scheduler is not None:
         if workers is not None:
-            raise InputError("workers are of the local cluster; with a scheduler, start them there")
+            raise InputError("workers says how many to start on this machine; with a scheduler, start them there")
         with _connect_to(scheduler) as client:
             yield client
         return

@@ -79,7 +79,7 @@ class Glass:
         self._seen = self._unlike = 0
 
     def compare(self, number: int, image: Image.Image, verdict: Verdict) -> None:
-        """Lay a tile that was read beside what the coarse level shows there; of those not taken for glass, a sample."""
+        """Compare a read tile with what the coarse level shows of it; of tiles not taken for glass, only a sample."""
         self._kept[number] = verdict == "kept"
         if not (self.blank[number] or self._seen < _FIRST_SEEN or number % _EVERY == 0):
             return
@@ -146,9 +146,9 @@ def _glass_level(
 def _tile_means(
     values: npt.NDArray[np.float32], coords: npt.NDArray[np.int64], side: Level0Pixels, downsample: float
 ) -> npt.NDArray[np.float64]:
-    """Per tile, the sum over every pixel that it touches, and one more around, over the pixels of its area.
+    """Per tile, the sum over the pixels it touches and one more around, divided by the pixels of its area.
 
-    That is at least the true mean, however the pixels of the thumbnail are placed over the tile.
+    That is at least the true mean, wherever the pixels of the thumbnail lie over the tile.
     """
     height, width = values.shape
     sums = np.zeros((height + 1, width + 1))

@@ -127,16 +127,15 @@ def _choose_label(
 def _list_slides(
     table: pd.DataFrame, path: Path, slides_root: Path, annotations_root: Path, problems: list[Problem]
 ) -> tuple[Slide, ...]:
-    blank = [""] * len(table)
-    mpps = table["mpp"].tolist() if "mpp" in table.columns else blank
-    annotations = table["annotation"].tolist() if "annotation" in table.columns else blank
+    scales = parse_scales(table, path, problems)
+    annotations = table["annotation"].tolist() if "annotation" in table.columns else [""] * len(table)
     labels = table["label"].tolist() if "label" in table.columns else [UNKNOWN_LABEL] * len(table)
     bag_ids, names = table["bag_id"].tolist(), table["file"].tolist()
     annotated = any(annotations)
     slides = []
     first: dict[str, int] = {}
-    for row, bag_id, name, mpp, annotation, label in zip(
-        table.index.tolist(), bag_ids, names, mpps, annotations, labels, strict=True
+    for row, bag_id, name, annotation, label in zip(
+        table.index.tolist(), bag_ids, names, annotations, labels, strict=True
     ):
         if not name:
             problems.append(Problem(at_row(path, row), "file is empty, expected a slide"))
@@ -148,7 +147,7 @@ def _list_slides(
                 row=row,
                 file=slides_root.absolute() / name,
                 name=name,
-                mpp=_parse_mpp(mpp, at_row(path, row), problems),
+                mpp=scales.get(row),
                 annotation=annotations_root.absolute() / annotation if annotation else None,
                 unannotated=(0 if label == 0 else UNKNOWN_LABEL) if annotated else None,
             )
@@ -160,14 +159,21 @@ def _list_slides(
     return tuple(slides)
 
 
-def _parse_mpp(cell: str, where: str, problems: list[Problem]) -> MicronsPerPixel | None:
-    if not cell:
-        return None
-    try:
-        mpp = float(cell)
-    except ValueError:
-        mpp = 0.0
-    if not is_possible(mpp):
-        expected = f"expected um/px from {SMALLEST_MPP:g} to {LARGEST_MPP:g}, or nothing"
-        problems.append(Problem(where, f"mpp is {cell!r}, {expected}"))
-    return MicronsPerPixel(mpp)
+def parse_scales(table: pd.DataFrame, path: Path, problems: list[Problem]) -> dict[int, MicronsPerPixel]:
+    """Read column `mpp`, the scale of level 0, where it is there and filled; wrong cells are noted.
+
+    Returns:
+        The scales by row.
+    """
+    scales = {}
+    for row, cell in column_cells(table, "mpp") if "mpp" in table.columns else ():
+        try:
+            mpp = float(cell or "nan")
+        except ValueError:
+            mpp = 0.0
+        if is_possible(mpp):
+            scales[row] = MicronsPerPixel(mpp)
+        elif cell:
+            expected = f"expected um/px of level 0 from {SMALLEST_MPP:g} to {LARGEST_MPP:g}, or nothing"
+            problems.append(Problem(at_row(path, row), f"mpp is {cell!r}, {expected}"))
+    return scales

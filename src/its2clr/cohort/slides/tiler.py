@@ -142,9 +142,10 @@ def read_tile(
 
 
 def read_thumbnail(slide: SlideImage, plan: Plan) -> Thumbnail | None:
-    """The slide at a coarse level that shows each tile well, or else as well as can be read quickly; None if none does.
+    """The slide at a coarse level, to find bare glass on; None if no level serves.
 
-    Well, since pyramids made by leaving out pixels show the less of a tile the coarser they are.
+    Taken is the coarsest level that shows a tile with enough pixels, else the finest that is read quickly. Pixels must
+    be enough since some pyramids are made by leaving pixels out: the coarser, the less they show of a tile.
     """
     limit = plan.side / _THUMBNAIL_PIXELS_PER_TILE
     gain = _THUMBNAIL_GAIN * slide.levels[plan.level].downsample
@@ -170,9 +171,9 @@ def cut_tiles(
 ) -> Iterator[Tile]:
     """Read and test the tiles of the grid, passing over bare glass.
 
-    Each tile comes at most once. Those taken for glass that touch a kept tile come a row later, so that what the
-    slide holds of their place is not decoded again, and those that are read because the coarse level misleads come
-    last; all others come in the order of the grid.
+    Tiles come in the order of the grid, each at most once, but for two kinds: those taken for glass that touch a kept
+    tile come a row later, while their pixels are still in the slide's cache; those that are read because the coarse
+    level misleads come last.
 
     Args:
         slide: The slide.
