@@ -233,6 +233,9 @@ def test_where_splits_come_from(greys):
     assert sorted(plan.settle(free.bags, greys.out)["split"]) == ["test", "test", "train", "train", "val", "val"]
     with pytest.raises(InputError, match=r"after leaving out 1 bags that cannot be used.*cannot each get bags of both"):
         plan.settle(free.bags[1:], greys.out)
+    many = pd.concat([free.bags] * 10, ignore_index=True).assign(group=[str(number) for number in range(60)])
+    counts = SplitPlan(BagTable(table.path, many, has_splits=False, labelled=True), (0.5, 0.3, 0.2), 7)
+    assert counts.settle(many, greys.out)["split"].value_counts().to_dict() == {"train": 30, "val": 18, "test": 12}
     one_class = BagTable(table.path, free.bags.assign(label=1), has_splits=False, labelled=True)
     with pytest.raises(InputError, match="cannot each get bags of both classes"):
         SplitPlan(one_class, FRACTIONS, 7).settings()  # before anything is packed
