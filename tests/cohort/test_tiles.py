@@ -163,3 +163,10 @@ def test_decode_refuses_half_an_image(pixels):
 def test_decode_gives_rgb_of_a_grey_image():
     grey = encode(np.arange(64, dtype=np.uint8).reshape(8, 8))
     assert decode(grey).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize(("written", "expected"), [(None, 0.25), (0.2507, 0.2507), (0.0, math.nan), (math.nan,) * 2])
+def test_the_scale_of_level_0_is_the_one_written_else_that_of_the_tiles(tmp_path, written, expected):
+    attributes = {} if written is None else {"mpp_level0": written}
+    write_tile_file(tmp_path / "a.h5", [b"x"], [[0, 0]], ["a"], **DESCRIPTION, attributes=attributes)
+    assert read_tiles(tmp_path / "a.h5").mpp_level0 == pytest.approx(expected, nan_ok=True)

@@ -9,6 +9,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from its2clr.cohort.layout import Encoding
 from its2clr.errors import InputError
+from its2clr.units import TilePixels
 
 Resize = Literal["bilinear", "nearest", "bicubic"]
 
@@ -28,7 +29,7 @@ class ImageProblem(Exception):  # noqa: N818 - it is a row of problems.csv, not 
     """The image cannot be used; the message says why."""
 
 
-def check_tile_settings(tile_size: int, encoding: str, quality: int, resize: str) -> None:
+def check_tile_settings(tile_size: TilePixels, encoding: str, quality: int, resize: str) -> None:
     """Check how tiles are to be made.
 
     Raises:
@@ -45,7 +46,7 @@ def check_tile_settings(tile_size: int, encoding: str, quality: int, resize: str
 
 
 def prepare_image(
-    path: Path, *, tile_size: int, encoding: Encoding, quality: int = 95, resize: Resize = "bilinear"
+    path: Path, *, tile_size: TilePixels, encoding: Encoding, quality: int = 95, resize: Resize = "bilinear"
 ) -> bytes:
     """Decode an image completely and give it as an encoded square RGB tile.
 
@@ -122,7 +123,7 @@ def encode_tile(tile: Image.Image, encoding: Encoding, quality: int = 95) -> byt
     return buffer.getvalue()
 
 
-def _is_tile(image: Image.Image, tile_size: int, encoding: Encoding) -> bool:
+def _is_tile(image: Image.Image, tile_size: TilePixels, encoding: Encoding) -> bool:
     return (
         image.format == encoding.upper()
         and image.mode == "RGB"

@@ -15,10 +15,14 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+def processors() -> int:
+    """The processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
 def default_workers() -> int:
     """The processors this process may use, at most 16."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    return min(16, allowed)
+    return min(16, processors())
 
 
 def map_in_threads(

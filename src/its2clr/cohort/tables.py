@@ -194,23 +194,24 @@ def check_bag_ids(table: pd.DataFrame, path: Path, problems: list[Problem]) -> N
 
 def parse_bag_labels(table: pd.DataFrame, path: Path, problems: list[Problem]) -> list[int]:
     """Read the label column of bags; a cell that is not 0 or 1 is noted and read as unknown."""
-    labels = []
-    for row, cell in column_cells(table, "label"):
-        if cell not in _BAG_LABELS:
-            problems.append(Problem(at_row(path, row), f"label is {cell!r}, expected 0 or 1"))
-        labels.append(_BAG_LABELS.get(cell, UNKNOWN_LABEL))
-    return labels
+    return _parse_labels(table, path, problems, _BAG_LABELS, "0 or 1")
 
 
 def parse_instance_labels(table: pd.DataFrame, path: Path, problems: list[Problem]) -> list[int]:
     """Read the label column of instances; empty and -1 mean unknown."""
-    labels = []
-    for row, cell in column_cells(table, "label"):
-        if cell not in _INSTANCE_LABELS:
-            message = f"label is {cell!r}, expected 0 or 1 (empty or -1 if unknown)"
-            problems.append(Problem(at_row(path, row), message))
-        labels.append(_INSTANCE_LABELS.get(cell, UNKNOWN_LABEL))
-    return labels
+    return _parse_labels(table, path, problems, _INSTANCE_LABELS, "0 or 1 (empty or -1 if unknown)")
+
+
+def _parse_labels(
+    table: pd.DataFrame, path: Path, problems: list[Problem], known: Mapping[str, int], expected: str
+) -> list[int]:
+    cells = column_cells(table, "label")
+    problems += [
+        Problem(at_row(path, row), f"label is {cell!r}, expected {expected}")
+        for row, cell in cells
+        if cell not in known
+    ]
+    return [known.get(cell, UNKNOWN_LABEL) for _, cell in cells]
 
 
 def parse_groups(table: pd.DataFrame, path: Path, problems: list[Problem]) -> list[str]:

@@ -87,7 +87,9 @@ def pack_features(
             a split lacks a class because bags were left out.
     """
     out = Path(out)
-    headers, unreadable = _read_headers(manifest.files, workers)
+    found = dict(zip(manifest.files, map_in_threads(_header, manifest.files, workers), strict=True))
+    headers = {bag.bag_id: header for bag, header in found.items() if isinstance(header, FeatureHeader)}
+    unreadable = [header for header in found.values() if isinstance(header, LeftOut)]
     if not headers:
         raise InputError(f"{manifest.path}: no feature file can be used; {unreadable[-1].problem}")
     feature_dim = _one_dimension(manifest.files, headers)
@@ -127,16 +129,7 @@ def feature_cohort_info(
     has_instance_labels: bool = False,
     settings: Mapping[str, object] | None = None,
 ) -> CohortInfo:
-    """What `cohort.json` of a cohort of features holds.
-
-    Args:
-        tile_size: Pixels of the tiles as the encoder saw them.
-        feature_dim: Features of an instance.
-        extractors: What made the features.
-        labelled: Whether the bags have labels.
-        has_instance_labels: Whether instance ground truth is known.
-        settings: More settings it is made with.
-    """
+    """What `cohort.json` of a cohort of features holds; `extractors` are what made the features."""
     return CohortInfo(
         tile_size=tile_size,
         encoding="features",
@@ -146,18 +139,6 @@ def feature_cohort_info(
         labelled=labelled,
         settings={"source": SOURCE, "feature_dim": feature_dim, EXTRACTORS: list(extractors), **(settings or {})},
     )
-
-
-def _read_headers(bags: Sequence[FeatureBag], workers: int | None) -> tuple[dict[str, FeatureHeader], list[LeftOut]]:
-    """The headers of the feature files by bag, and the files that have none."""
-    headers: dict[str, FeatureHeader] = {}
-    unreadable = []
-    for bag, header in zip(bags, map_in_threads(_header, bags, workers), strict=True):
-        if isinstance(header, LeftOut):
-            unreadable.append(header)
-        else:
-            headers[bag.bag_id] = header
-    return headers, unreadable
 
 
 def _header(bag: FeatureBag) -> FeatureHeader | LeftOut:

@@ -4,13 +4,13 @@ A piece of work whose worker dies is given to another worker. After several deat
 """
 
 import logging
-import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
 
-from its2clr.cohort.parallel import default_workers
+from its2clr.cohort.parallel import processors
 from its2clr.errors import InputError
 
 _CONNECT_SECONDS = 30
@@ -55,7 +55,7 @@ def connect(scheduler: str | None = None, workers: int | None = None) -> Iterato
     with (
         dask.config.set(_LOCAL),
         LocalCluster(
-            n_workers=workers or _all_cores(),
+            n_workers=workers or processors(),
             threads_per_worker=1,
             processes=True,
             dashboard_address="127.0.0.1:0",
@@ -78,10 +78,6 @@ def _quiet_plugin() -> Any:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     return IgnoreInterrupts()
-
-
-def _all_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else default_workers()
 
 
 @contextmanager
@@ -122,7 +118,7 @@ def map_on_workers(
     done = as_completed()
 
     def submit(count: int) -> None:
-        for name in _take(names, count):
+        for name in islice(names, max(count, 0)):
             future = client.submit(function, items[name], pure=False)
             running[future] = name
             done.add(future)
@@ -148,7 +144,3 @@ def map_on_workers(
 def _threads(client: Any) -> int:
     """How many pieces run at once; at least one, also in the moment when every worker is being started anew."""
     return max(1, int(sum(client.nthreads().values())))
-
-
-def _take(names: Iterable[str], count: int) -> list[str]:
-    return [name for _, name in zip(range(count), names, strict=False)]
