@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from its2clr.encoders.encoder import Encoder
 from its2clr.errors import InputError
+from its2clr.units import TilePixels
 
 ONNX = "encoder.onnx"
 INPUT, OUTPUT = "tiles", "features"
@@ -46,7 +47,7 @@ def require_onnx() -> None:
         raise InputError(f"ONNX needs {' and '.join(missing)}, not installed here: pip install 'its2clr[onnx]'")
 
 
-def write_onnx(path: Path, encoder: Encoder, tile_size: int) -> None:
+def write_onnx(path: Path, encoder: Encoder, tile_size: TilePixels) -> None:
     """Write an encoder as ONNX, for batches of any size of tiles of one size.
 
     Args:

@@ -13,6 +13,7 @@ from its2clr.encoders.encoder import Encoder
 from its2clr.encoders.weights import without_foreign_weights
 from its2clr.errors import InputError
 from its2clr.files import write_json
+from its2clr.units import TilePixels
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _REFUSED = (RuntimeError, TypeError, ValueError, KeyError, AttributeError, AssertionError, OSError)
@@ -32,7 +33,7 @@ class TimmFolder(NamedTuple):
     by_name: bool
 
 
-def write_timm_folder(folder: Path, encoder: Encoder, config: EncoderConfig, tile_size: int) -> TimmFolder:
+def write_timm_folder(folder: Path, encoder: Encoder, config: EncoderConfig, tile_size: TilePixels) -> TimmFolder:
     """Write weights and config, and make sure that timm alone rebuilds the same network from them.
 
     Args:
@@ -63,7 +64,7 @@ def write_timm_folder(folder: Path, encoder: Encoder, config: EncoderConfig, til
     return TimmFolder(document, by_name)
 
 
-def timm_config(encoder: Encoder, config: EncoderConfig, tile_size: int) -> dict[str, Any]:
+def timm_config(encoder: Encoder, config: EncoderConfig, tile_size: TilePixels) -> dict[str, Any]:
     """What timm's `config.json` says: architecture, its arguments, and how tiles are normalised."""
     backbone = encoder.backbone
     known: dict[str, Any] = dict(backbone.pretrained_cfg)  # type: ignore[arg-type]

@@ -203,7 +203,7 @@ def embedded_cohort(budget: str, out: Path) -> Path:
     Raises:
         InputError: The budget has none.
     """
-    from its2clr.cohort.synthetic.packing import make_synthetic
+    from its2clr.cohort.synthetic.synthetic_cohort import make_synthetic
 
     settings = read_budget(budget).embedded
     if settings is None:

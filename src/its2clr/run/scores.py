@@ -13,6 +13,7 @@ from its2clr.cohort import Cohort
 from its2clr.errors import InputError
 from its2clr.files import read_json
 from its2clr.run.saved import read_run_config
+from its2clr.units import Level0Pixels
 
 
 class Model(NamedTuple):
@@ -39,7 +40,7 @@ class BagScores:
     probability: float
     instances: NDArray[np.float64]
     coords: NDArray[np.int64]
-    side: int
+    side: Level0Pixels
     truth: NDArray[np.int8] | None
 
 

@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple
 
+from its2clr.units import Level0Pixels, Level0Size
+
 TILE = 254
 OVERLAP = 1
 
@@ -10,10 +12,10 @@ OVERLAP = 1
 class Part(NamedTuple):
     """A part of a picture at level 0, and the pixels it is shown with."""
 
-    x: int
-    y: int
-    width: int
-    height: int
+    x: Level0Pixels
+    y: Level0Pixels
+    width: Level0Pixels
+    height: Level0Pixels
     out: tuple[int, int]
 
 
@@ -24,7 +26,7 @@ class DeepZoom:
         size: Width and height of the picture.
     """
 
-    def __init__(self, size: tuple[int, int]) -> None:
+    def __init__(self, size: Level0Size) -> None:
         self.size = size
         self.levels = math.ceil(math.log2(max(*size, 1))) + 1
 
@@ -44,11 +46,12 @@ class DeepZoom:
         return Part(across[0], down[0], across[1], down[1], (across[2], down[2]))
 
 
-def _span(number: int, length: int, factor: int) -> tuple[int, int, int] | None:
+def _span(number: int, length: Level0Pixels, factor: int) -> tuple[Level0Pixels, Level0Pixels, int] | None:
     """Start and length at level 0, and pixels, of one tile along one side."""
     pixels = math.ceil(length / factor)
     if number < 0 or number * TILE >= pixels:
         return None
     first = max(number * TILE - OVERLAP, 0)
     last = min((number + 1) * TILE + OVERLAP, pixels)
-    return first * factor, min(last * factor, length) - first * factor, last - first
+    start = first * factor
+    return Level0Pixels(start), Level0Pixels(min(last * factor, length) - start), last - first

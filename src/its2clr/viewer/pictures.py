@@ -14,6 +14,7 @@ from PIL import Image
 
 from its2clr.cohort.canvas import WHITE, Canvas, open_canvas
 from its2clr.cohort.tiles import TileFile
+from its2clr.units import Level0Pixels
 from its2clr.viewer.deepzoom import TILE, DeepZoom
 
 OPEN_PICTURES = 4
@@ -71,8 +72,8 @@ class Picture:
 
         def read(corner: tuple[int, int]) -> Image.Image:
             with self._reading:
-                side = block * factor
-                return self._canvas.read(corner[0] * factor, corner[1] * factor, side, side, (block, block))
+                x, y, side = (Level0Pixels(length * factor) for length in (*corner, block))
+                return self._canvas.read(x, y, side, side, (block, block))
 
         with ThreadPoolExecutor(_threads()) as threads:
             for corner, found in zip(corners, threads.map(read, corners), strict=True):

@@ -119,7 +119,7 @@ class Viewer:
             "is_slide": is_slide,
             "side": tiles.tile_size_level0,
             "tile_size": tiles.tile_size,
-            "mpp": _finite(tiles.mpp * tiles.tile_size / tiles.tile_size_level0),
+            "mpp": _finite(tiles.mpp_level0),
             "coords": tiles.coords.tolist(),
             "truth": None if truth is None else truth.tolist(),
             "rounds": self._takes_part(number),
