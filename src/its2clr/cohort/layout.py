@@ -21,7 +21,6 @@ from urllib.parse import quote
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from its2clr import __version__
 from its2clr.cohort.tables import (
     Problem,
     at_row,
@@ -37,6 +36,7 @@ from its2clr.cohort.tables import (
 from its2clr.errors import InputError
 from its2clr.files import atomic_path, read_json, write_json
 from its2clr.units import TilePixels
+from its2clr.version import __version__
 from its2clr.wording import shortened
 
 FORMAT = 1

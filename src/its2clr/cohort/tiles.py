@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from its2clr import __version__
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels, level0_mpp, magnification_of, shared_pixels
+from its2clr.version import __version__
 
 _FORMATS = ("JPEG", "PNG")
 _ENCODINGS = ("jpeg", "png")

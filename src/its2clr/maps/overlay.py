@@ -22,13 +22,13 @@ import numpy as np
 import tifffile
 from numpy.typing import NDArray
 
-from its2clr import __version__
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
 from its2clr.maps.colours import colour
 from its2clr.maps.heat import Window, heat, tiles_in
 from its2clr.run.scores import BagScores
 from its2clr.units import Level0Pixels, Level0Size, MicronsPerPixel
+from its2clr.version import __version__
 
 TILE = 512
 LARGEST_FACTOR = 16

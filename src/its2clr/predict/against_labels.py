@@ -8,7 +8,6 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.metrics import brier_score_loss
 
-from its2clr import __version__
 from its2clr.cohort.layout import PROBLEMS_FILE
 from its2clr.cohort.tables import (
     Problem,
@@ -25,6 +24,7 @@ from its2clr.evaluation.bags import BAG_METRICS, bag_metric_intervals, bag_metri
 from its2clr.evaluation.instances import instance_auc_interval, instance_metrics
 from its2clr.files import read_json
 from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
+from its2clr.version import __version__
 from its2clr.wording import shortened
 
 _LISTED = 5

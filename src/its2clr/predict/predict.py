@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from its2clr import __version__
 from its2clr.cohort import Cohort, LeftOut, write_problems
 from its2clr.cohort.layout import INFO_FILE, PROBLEMS_FILE
 from its2clr.engine.devices import Engine
@@ -33,6 +32,7 @@ from its2clr.predict.packing import pack_inputs
 from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE, SCORES
 from its2clr.settings import parse_override, resolve_config
 from its2clr.units import MicronsPerPixel
+from its2clr.version import __version__
 from its2clr.wording import shortened_lines
 
 COHORT = "cohort"

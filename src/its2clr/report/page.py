@@ -12,7 +12,6 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from its2clr import __version__
 from its2clr.evaluation.arrays import both_classes
 from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.report import figures, panels, tables, words
@@ -29,6 +28,7 @@ from its2clr.report.tiles import (
     wrong_instances,
 )
 from its2clr.run.names import REFINED, START, encoder_names, refinement_name
+from its2clr.version import __version__
 
 
 class Strip(NamedTuple):

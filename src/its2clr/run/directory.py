@@ -5,7 +5,6 @@ from typing import Any
 
 import yaml
 
-from its2clr import __version__
 from its2clr.config import RunConfig
 from its2clr.engine.devices import Engine
 from its2clr.engine.workspace import Workspace
@@ -14,6 +13,7 @@ from its2clr.files import hash_files, read_json, remove_half_written, write_json
 from its2clr.run.saved import read_run_config
 from its2clr.settings import config_difference
 from its2clr.units import TilePixels
+from its2clr.version import __version__
 
 
 class RunDirectory(Workspace):

@@ -8,13 +8,13 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from its2clr import __version__
 from its2clr.cohort.canvas import slide_tile, unseen_tile
 from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tiles import TileFile, read_encoded
 from its2clr.errors import InputError
 from its2clr.run.names import encoder_names
 from its2clr.run.scores import BagScores, Model, RunScores
+from its2clr.version import __version__
 from its2clr.viewer.bags import BagTable, Question
 from its2clr.viewer.deepzoom import OVERLAP, TILE
 from its2clr.viewer.neighbours import Neighbours

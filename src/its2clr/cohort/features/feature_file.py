@@ -8,10 +8,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from its2clr import __version__
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
+from its2clr.version import __version__
 
 
 @dataclass(frozen=True)
