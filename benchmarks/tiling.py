@@ -28,8 +28,7 @@ from PIL import Image
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
 from its2clr.cohort.slides.cluster import connect
 from its2clr.cohort.slides.glass import Glass
-from its2clr.cohort.slides.scale import slide_mpp
-from its2clr.cohort.slides.slide_image import open_slide
+from its2clr.cohort.slides.slide_image import open_slide, slide_mpp
 from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail
 from its2clr.cohort.slides.tissue import TissueTest
 

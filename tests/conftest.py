@@ -44,7 +44,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def tiny_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest embedded cohort, drawn once per process."""
-    from its2clr.cohort.synthetic.packing import make_synthetic
+    from its2clr.cohort.synthetic.synthetic_cohort import make_synthetic
 
     folder = tmp_path_factory.mktemp("cohort") / "tiny"
     make_synthetic(folder, size="tiny", workers=1)

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from its2clr.version import __version__
+
 if TYPE_CHECKING:
     from its2clr.estimator import ItS2CLR
 
-__version__ = "0.1.0"
 __all__ = ["ItS2CLR", "__version__"]
 
 

@@ -19,7 +19,7 @@ from its2clr.engine.graphs import Recorded
 from its2clr.engine.guard import embedding_spread
 from its2clr.errors import TrainingError
 from its2clr.tile_store import TileStore
-from its2clr.views import ViewMaker
+from its2clr.views.maker import ViewMaker
 
 Objective = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 """Head outputs (2B, D') of both views, first views first; labels (2B,); anchors (2B,) bool -> scalar loss."""

@@ -90,7 +90,7 @@ BROKEN = [
         "'train-001' is negative but 1 of",
     ),
     ("no positive", edit("bags.csv", "train-000,0", "train-000,1"), "'train-000' is positive but all"),
-    ("leak", leak, "3 images are in train and test alike"),
+    ("leak", leak, "3 images are the same in train and test"),
     ("says labels", edit("cohort.json", "true", "false"), "cohort.json says there are no instance labels"),
 ]
 

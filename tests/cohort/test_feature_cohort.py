@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from tests.cohort.feature_files import MPP, TILE, clam, grid, stamp, trident
 
 from its2clr.cohort import Cohort, examine, load_tiles
+from its2clr.cohort.features.feature_cohort import pack_features
 from its2clr.cohort.features.feature_file import FeatureFile, write_feature_file
-from its2clr.cohort.features.layouts import FeatureProblem, PlacedFeatures, read_foreign_features
-from its2clr.cohort.features.packing import pack_features, read_feature_manifest
+from its2clr.cohort.features.feature_manifest import read_feature_manifest
+from its2clr.cohort.features.layouts import PlacedFeatures, read_foreign_features
+from its2clr.cohort.features.tile_grids import FeatureProblem
 from its2clr.errors import InputError
 
 COORDS = grid(4, 3)

@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import math
 
 import numpy as np
 import pytest
@@ -310,3 +311,11 @@ def test_pixels_of_unknown_range_are_a_problem(tmp_path):
     Image.fromarray(np.full((4, 4), 100_000, np.int32)).save(tmp_path / "i.tif")
     with pytest.raises(ImageProblem, match="beyond 16 bits"):
         prepare_image(tmp_path / "i.tif", tile_size=4, encoding="png")
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 9, 10, 17])
+def test_virtual_grid_is_square_row_by_row_without_overlap(count):
+    grid = images_module.virtual_grid(count, 32)
+    columns = math.ceil(math.sqrt(count))
+    expected = [(32 * (i % columns), 32 * (i // columns)) for i in range(count)]
+    assert grid.tolist() == [list(place) for place in expected]

@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 
 from its2clr.cohort import Cohort, examine, pack_images, read_manifest, read_tiles, tile_path, write_bags
-from its2clr.cohort.resample import (
-    ResampleSummary,
-    resample_cohort,
-    resample_witness_rate,
-    split_into_sub_bags,
-    witness_rate,
-)
+from its2clr.cohort.resample import ResampleSummary, resample_cohort
+from its2clr.cohort.subsets import resample_witness_rate, split_into_sub_bags, witness_rate
 from its2clr.errors import InputError
 
 TILE_SIZE = 16
@@ -112,7 +107,7 @@ def test_witness_rate_equals_plain_loops(seed):
 
 def test_witness_rate_leaves_out_unknown_instances_and_needs_a_positive_bag():
     assert witness_rate([1, -1, 0, 0, 0, -1], [1, 0], [0, 4, 6]) == pytest.approx(1 / 3)
-    with pytest.raises(InputError, match="positive bags"):
+    with pytest.raises(InputError, match="no positive bag has labelled instances"):
         witness_rate([0, 0], [0], [0, 2])
 
 

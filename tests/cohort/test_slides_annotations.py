@@ -8,7 +8,8 @@ import tifffile
 from PIL import Image
 
 from its2clr.cohort.slides import masks
-from its2clr.cohort.slides.annotations import covered_share, instance_labels, read_annotations
+from its2clr.cohort.slides.annotations import read_annotations
+from its2clr.cohort.slides.ground_truth import covered_share, instance_labels
 from its2clr.errors import InputError
 
 SQUARE = [(0, 0), (100, 0), (100, 100), (0, 100)]

@@ -10,7 +10,7 @@ from tests.cohort.slide_files import draw, write_plain
 
 from its2clr.cohort import Cohort, read_tiles, tile_path
 from its2clr.cohort.slides import SlideSettings, read_slide_manifest
-from its2clr.cohort.slides.pack import finished, pack_slide
+from its2clr.cohort.slides.one_slide import finished, pack_slide
 from its2clr.cohort.tiles import decode
 
 SETTINGS = SlideSettings(mpp=0.5, tile_size=64, min_saturation=0.0)
@@ -50,7 +50,7 @@ def test_covered_share_becomes_ground_truth(manifest, tmp_path):
     assert slides.annotated
     out = tmp_path / "out"
     for slide in slides.slides:
-        assert pack_slide(slide, out, SETTINGS).problem is None
+        assert pack_slide(slide, out, SETTINGS).left_out == ()
     assert labels_of(out, "1") == [[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     assert labels_of(out, "0") == [[0] * 4] * 3  # a negative slide without annotation has no positive tile
     assert labels_of(out, "3") == [[-1] * 4] * 3  # of a positive one nothing is known
@@ -76,18 +76,20 @@ def test_a_mask_is_scaled_to_the_slide(manifest, tmp_path):
     for name in ("mask.png", "mask.tif"):
         Image.fromarray(mask).save(tmp_path / name)
         result = pack_slide(replace(slide, annotation=tmp_path / name), tmp_path / "out", SETTINGS)
-        assert result.problem is None
+        assert result.left_out == ()
         assert labels_of(tmp_path / "out", "1") == [[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     Image.new("L", (64, 64)).save(tmp_path / "square.png")
-    problem = pack_slide(replace(slide, annotation=tmp_path / "square.png"), tmp_path / "out", SETTINGS).problem
+    problem = (
+        pack_slide(replace(slide, annotation=tmp_path / "square.png"), tmp_path / "out", SETTINGS).left_out[0].problem
+    )
     assert "not the same shape" in problem
 
 
 def test_a_bad_annotation_leaves_the_slide_out(manifest, tmp_path):
     slide = read_slide_manifest(manifest).slides[1]  # the annotations are elsewhere
     result = pack_slide(slide, tmp_path / "out", SETTINGS)
-    assert "annotation cannot be used" in result.problem
-    assert "one.geojson" in result.problem
+    assert "annotation cannot be used" in result.left_out[0].problem
+    assert "one.geojson" in result.left_out[0].problem
     assert not tile_path(tmp_path / "out", "1").exists()
 
 
@@ -99,7 +101,7 @@ def square(left, top, side=64):
 def test_an_annotation_that_does_not_fit_the_slide_is_said(manifest, tmp_path):
     slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides[1]
     slide.annotation.write_text(square(9000, 100))
-    problem = pack_slide(slide, tmp_path / "out", SETTINGS).problem
+    problem = pack_slide(slide, tmp_path / "out", SETTINGS).left_out[0].problem
     assert "x 9000 to 9064, y 100 to 164, outside the slide of 256 x 192 pixels" in problem
     slide.annotation.write_text(square(224, 0))  # half of it
     notes = pack_slide(slide, tmp_path / "out", SETTINGS).notes
@@ -125,8 +127,8 @@ def test_annotation_and_label_that_contradict_each_other_are_said(manifest, tmp_
 def test_classes_of_unknown_meaning_must_be_named(manifest, tmp_path):
     slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides[1]
     slide.annotation.write_text(geojson("DCIS"))
-    assert "DCIS" in pack_slide(slide, tmp_path / "out", SETTINGS).problem
-    assert pack_slide(slide, tmp_path / "out", replace(SETTINGS, classes=("DCIS",))).problem is None
+    assert "DCIS" in pack_slide(slide, tmp_path / "out", SETTINGS).left_out[0].problem
+    assert pack_slide(slide, tmp_path / "out", replace(SETTINGS, classes=("DCIS",))).left_out == ()
     assert labels_of(tmp_path / "out", "1") == [[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
 
 
@@ -161,14 +163,16 @@ def test_a_changed_annotation_is_read_again(manifest, tmp_path):
 def test_a_cohort_with_annotations_has_instance_labels(manifest, tmp_path, monkeypatch):
     from contextlib import contextmanager
 
-    from its2clr.cohort.slides import build
+    from its2clr.cohort.slides import slide_cohort
 
     @contextmanager
     def here(scheduler, workers):
         yield None
 
-    monkeypatch.setattr(build, "connect", here)
-    monkeypatch.setattr(build, "map_on_workers", lambda _, work, items: ((name, work(items[name])) for name in items))
+    monkeypatch.setattr(slide_cohort, "connect", here)
+    monkeypatch.setattr(
+        slide_cohort, "map_on_workers", lambda _, work, items: ((name, work(items[name])) for name in items)
+    )
     text = manifest.read_text().replace(",annotation", ",annotation,split")
     for number in range(4, 6):
         write_plain(manifest.parent / f"{number}.tif", draw(256, 192, seed=number))
@@ -179,7 +183,7 @@ def test_a_cohort_with_annotations_has_instance_labels(manifest, tmp_path, monke
         "\n".join([lines[0], *(f"{line},{split}" for line, split in zip(lines[1:], splits, strict=True))])
     )
     slides = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn")
-    build.pack_slides(slides, tmp_path / "out", SETTINGS)
+    slide_cohort.pack_slides(slides, tmp_path / "out", SETTINGS)
     cohort = Cohort.open(tmp_path / "out")
     assert cohort.has_instance_labels
     assert (cohort.instance_labels() == 1).sum() == 4

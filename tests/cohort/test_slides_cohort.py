@@ -12,7 +12,7 @@ from tests.cohort.slide_files import draw, write_levels, write_ome, write_plain,
 
 from its2clr.cohort import Cohort, decode, examine, read_tiles, tile_path
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
-from its2clr.cohort.slides.pack import pack_slide
+from its2clr.cohort.slides.one_slide import pack_slide
 from its2clr.errors import InputError
 
 pytestmark = pytest.mark.xdist_group("slides")
@@ -192,7 +192,7 @@ def test_scale_from_manifest_and_default(slides, tmp_path):
     slide = read_slide_manifest(slides).slides[0]
     given = pack_slide(replace(slide, mpp=0.5), tmp_path / "given", SETTINGS)
     default = pack_slide(slide, tmp_path / "default", replace(SETTINGS, default_mpp=0.25))
-    assert given.problem is default.problem is None
+    assert given.left_out == default.left_out == ()
     assert read_tiles(tile_path(tmp_path / "given", "train-0")).tile_size_level0 == 64
     assert read_tiles(tile_path(tmp_path / "default", "train-0")).tile_size_level0 == 128
 
@@ -292,7 +292,7 @@ def test_memory_stays_flat_over_many_slides(slides, tmp_path):
     memory = []
     for number in range(90):
         slide = replace(slides_[number % 6], bag_id=str(number))
-        assert pack_slide(slide, tmp_path / "out", SETTINGS).problem is None
+        assert pack_slide(slide, tmp_path / "out", SETTINGS).left_out == ()
         memory.append(psutil.Process().memory_info().rss)
     assert memory[-1] - memory[29] < 20 * 2**20
 
@@ -308,8 +308,8 @@ def test_other_settings_are_refused(slides, tmp_path, scheduler):
 
 def test_one_of_several_label_columns(slides, tmp_path, scheduler):
     manifest = read_slide_manifest(slides, label="EGFR")
-    assert manifest.bags.bags["label"].tolist() == [1, 0] * 3
-    assert "KRAS" in manifest.bags.bags.columns
+    assert manifest.bags["label"].tolist() == [1, 0] * 3
+    assert "KRAS" in manifest.bags.columns
     assert manifest.left_out == ()
     with pytest.raises(InputError, match="column 'BRAF' is missing"):
         read_slide_manifest(slides, label="BRAF")

@@ -7,9 +7,9 @@ from tests.cohort.slide_files import draw, halve, write_dicom, write_plain
 
 from its2clr.cohort import decode, read_tiles, tile_path
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
-from its2clr.cohort.slides.manifest import Slide
-from its2clr.cohort.slides.pack import pack_slide
-from its2clr.cohort.slides.slide_image import OpenSlideReader, SlideProblem, open_slide
+from its2clr.cohort.slides.one_slide import pack_slide
+from its2clr.cohort.slides.slide_image import OpenSlideImage, SlideProblem, open_slide
+from its2clr.cohort.slides.slide_manifest import Slide
 
 SETTINGS = SlideSettings(mpp=1.0, tile_size=32, encoding="png")
 
@@ -19,7 +19,7 @@ SETTINGS = SlideSettings(mpp=1.0, tile_size=32, encoding="png")
 def test_tiles_of_a_dicom_slide_equal_plain_openslide(tmp_path, jpeg, named):
     folder = write_dicom(tmp_path / "slide", draw(700, 500, seed=3), jpeg=jpeg)
     slide = Slide("a", 2, folder / named, named)
-    assert pack_slide(slide, tmp_path / "out", SETTINGS).problem is None
+    assert pack_slide(slide, tmp_path / "out", SETTINGS).left_out == ()
     tiles = read_tiles(tile_path(tmp_path / "out", "a"))
     assert (tiles.mpp, tiles.tile_size_level0) == (pytest.approx(1.0), 64)
     plain = openslide.OpenSlide(folder / named)
@@ -40,7 +40,7 @@ def test_levels_scale_and_pixels(tmp_path):
     pixels = draw(700, 500, seed=3)
     folder = write_dicom(tmp_path / "slide", pixels)
     with open_slide(folder / "level-1.dcm") as slide:
-        assert isinstance(slide, OpenSlideReader)
+        assert isinstance(slide, OpenSlideImage)
         assert [(one.width, one.height) for one in slide.levels] == [(700, 500), (350, 250), (175, 125)]
         assert slide.mpp == (0.5, 0.5)
         np.testing.assert_array_equal(np.asarray(slide.read_region(0, 0, 0, 700, 500)), pixels)
@@ -62,7 +62,7 @@ def test_what_is_wrong_with_a_dicom_slide_is_said(tmp_path):
     whole = (folder / "level-0.dcm").read_bytes()
     (folder / "level-0.dcm").write_bytes(whole[: len(whole) // 2])
     result = pack_slide(Slide("a", 2, folder / "level-0.dcm", "a"), tmp_path / "out", SETTINGS)
-    assert "cannot" in result.problem
+    assert "cannot" in result.left_out[0].problem
     assert not tile_path(tmp_path / "out", "a").exists()
     with pytest.raises(SlideProblem, match="is a folder; name one file"), open_slide(folder):
         pass

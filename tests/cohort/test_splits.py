@@ -88,7 +88,9 @@ def test_every_small_case_gets_both_classes_whenever_that_is_possible():
 
 
 def test_impossible_division_counts_the_groups():
-    with pytest.raises(InputError, match=r"2 groups with only label 1, 10 with only label 0 and 0 with both"):
+    with pytest.raises(
+        InputError, match=r"only 0 groups with both labels, 2 with only label 1 and 10 with only label 0"
+    ):
         assign_splits([1, 1] + [0] * 10, [f"g{i}" for i in range(12)])
 
 

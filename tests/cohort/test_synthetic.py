@@ -19,7 +19,7 @@ from its2clr.cohort.synthetic.drawing import (
     render_slide,
     smooth_noise,
 )
-from its2clr.cohort.synthetic.packing import (
+from its2clr.cohort.synthetic.synthetic_cohort import (
     SIZES,
     _plan_bags,
     cut_tiles,

@@ -8,7 +8,6 @@ from PIL import Image
 
 from its2clr import __version__
 from its2clr.cohort import decode, read_labels, read_tiles, write_tile_file
-from its2clr.cohort.tiles import virtual_grid
 from its2clr.errors import InputError
 
 DESCRIPTION = {
@@ -166,9 +165,8 @@ def test_decode_gives_rgb_of_a_grey_image():
     assert decode(grey).shape == (8, 8, 3)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 5, 9, 10, 17])
-def test_virtual_grid_is_square_row_by_row_without_overlap(count):
-    grid = virtual_grid(count, 32)
-    columns = math.ceil(math.sqrt(count))
-    expected = [(32 * (i % columns), 32 * (i // columns)) for i in range(count)]
-    assert grid.tolist() == [list(place) for place in expected]
+@pytest.mark.parametrize(("written", "expected"), [(None, 0.25), (0.2507, 0.2507), (0.0, math.nan), (math.nan,) * 2])
+def test_the_scale_of_level_0_is_the_one_written_else_that_of_the_tiles(tmp_path, written, expected):
+    attributes = {} if written is None else {"mpp_level0": written}
+    write_tile_file(tmp_path / "a.h5", [b"x"], [[0, 0]], ["a"], **DESCRIPTION, attributes=attributes)
+    assert read_tiles(tmp_path / "a.h5").mpp_level0 == pytest.approx(expected, nan_ok=True)

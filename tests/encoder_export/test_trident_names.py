@@ -8,7 +8,8 @@ import pytest
 from tests.cohort.feature_files import clam, grid, stamp, trident
 
 from its2clr.cohort import Cohort
-from its2clr.cohort.features.packing import pack_features, read_feature_manifest
+from its2clr.cohort.features.feature_cohort import pack_features
+from its2clr.cohort.features.feature_manifest import read_feature_manifest
 from its2clr.encoder_export import export_encoder
 from its2clr.encoder_export.trident import tiling_name, write_trident
 from its2clr.run.feature_cohorts import pack_run_features

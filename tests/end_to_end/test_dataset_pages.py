@@ -66,7 +66,7 @@ def test_camelyon16_manifest(tmp_path, monkeypatch):
         (tmp_path / "annotations" / "train" / f"{name}.xml").touch()
     run_script("camelyon16", tmp_path, monkeypatch)
     found = read_slide_manifest(tmp_path / "camelyon16.csv", annotations_root=tmp_path / "annotations")
-    bags = found.bags.bags.set_index("bag_id")
+    bags = found.bags.set_index("bag_id")
     assert bags["label"].sum() == 12
     assert bags["split"].value_counts().to_dict() == {"train": 16, "test": 6, "val": 4}
     assert bags.loc["test_001", "label"] == 1
@@ -94,7 +94,7 @@ def test_tcga_manifest_has_the_split_sizes_of_the_paper(tmp_path, monkeypatch):
     assert table["split"].value_counts().to_dict() == {"train": 477, "test": 227, "val": 96}
     assert table.groupby("group")["split"].nunique().max() == 1
     for gene in ("EGFR", "KRAS", "STK11", "TP53"):
-        assert 0.3 < read_slide_manifest(tmp_path / "tcga-luad.csv", label=gene).bags.bags["label"].mean() < 0.5
+        assert 0.3 < read_slide_manifest(tmp_path / "tcga-luad.csv", label=gene).bags["label"].mean() < 0.5
 
 
 def test_breast_ultrasound_tables(tmp_path, monkeypatch):

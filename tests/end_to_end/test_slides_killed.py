@@ -59,6 +59,10 @@ def wait_for_tile_files(out, process, count):
         time.sleep(0.002)
 
 
+def is_worker(words):
+    return "spawn_main" in words or words.startswith("dask worker")  # where setproctitle is installed
+
+
 def content(out):
     files = [path for path in out.rglob("*") if path.is_file()]
     assert not [path for path in files if path.name.startswith(".")]
@@ -70,7 +74,7 @@ def test_a_killed_worker_loses_and_duplicates_nothing(undisturbed, tmp_path):
     manifest, expected = undisturbed
     process = start(manifest, tmp_path / "out")
     wait_for_tile_files(tmp_path / "out", process, 1)
-    workers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    workers = [child for child in psutil.Process(process.pid).children() if is_worker(" ".join(child.cmdline()))]
     assert len(workers) == 2
     workers[0].kill()
     output, _ = process.communicate(timeout=200)

@@ -13,8 +13,8 @@ import tifffile
 from its2clr.cohort import Cohort
 from its2clr.cohort.layout import CohortInfo
 from its2clr.cohort.slides import SlideSettings
-from its2clr.cohort.slides.manifest import Slide
-from its2clr.cohort.slides.pack import pack_slide
+from its2clr.cohort.slides.one_slide import pack_slide
+from its2clr.cohort.slides.slide_manifest import Slide
 from its2clr.maps.source import Place, ScoredModel, Source
 from its2clr.run.scores import BagScores
 
@@ -81,7 +81,7 @@ def cut(folder: Path, cutting: Cutting, area, min_covered: float = 0.5, bag_id: 
         mpp=cutting.mpp, tile_size=cutting.tile_size, overlap=cutting.overlap, min_covered=min_covered, quality=50
     )
     result = pack_slide(slide, folder / "cohort", settings)
-    assert result.problem is None
+    assert result.left_out == ()
     row = {"bag_id": bag_id, "label": 1, "split": "test", "group": "p", "n_instances": result.counts.kept}
     info = CohortInfo(tile_size=cutting.tile_size, encoding="jpeg", has_instance_labels=True)
     cohort = Cohort(folder / "cohort", pd.DataFrame([row]), info)

@@ -53,7 +53,7 @@ def test_tifffile_reads_pyramid_scale_and_facts(tmp_path):
     scores = make_scores()
     ground = Ground((3907, 2881), 0.2528, choose_factor(scores))
     assert ground.factor == 16
-    ground = Ground(ground.size, ground.mpp, 2)
+    ground = Ground(ground.size, ground.mpp_level0, 2)
     path = tmp_path / "a.ome.tiff"
     write_overlay(path, scores, ground, 0.3, "ItS2CLR without iteration")
     with tifffile.TiffFile(path) as file:

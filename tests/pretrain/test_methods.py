@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tests.conftest import TINY
 from tests.refine.test_finetuning import stop_after
 
-from its2clr.cohort.synthetic.packing import make_synthetic
+from its2clr.cohort.synthetic.synthetic_cohort import make_synthetic
 from its2clr.config import DinoConfig, PretrainConfig
 from its2clr.encoders.encoder import check_tile_size, create_encoder
 from its2clr.encoders.weights import create_network

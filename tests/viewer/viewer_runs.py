@@ -11,8 +11,9 @@ from PIL import Image
 
 from its2clr.cohort import Cohort
 from its2clr.cohort.features.feature_file import FeatureFile, feature_path, write_feature_file
+from its2clr.cohort.images import virtual_grid
 from its2clr.cohort.layout import CohortInfo, tile_path, write_bags, write_info
-from its2clr.cohort.tiles import virtual_grid, write_tile_file
+from its2clr.cohort.tiles import write_tile_file
 from its2clr.files import write_json
 from its2clr.settings import resolve_config
 

@@ -36,7 +36,7 @@ from its2clr.engine.training_state import TrainingState
 from its2clr.errors import InputError, TrainingError
 from its2clr.seeds import numpy_generator
 from its2clr.training import cosine_or_constant
-from its2clr.views import ViewMaker
+from its2clr.views.maker import ViewMaker
 
 AGGREGATOR = "aggregator"
 """The part of a best epoch that is not the encoder."""

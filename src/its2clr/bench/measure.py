@@ -28,7 +28,9 @@ from its2clr.refine.pseudo_labels import Pools
 from its2clr.refine.sampling import epoch_batches
 from its2clr.tile_store import TileStore
 from its2clr.training import Batches, Objective, TrainingStep, train_epoch
-from its2clr.views import ViewMaker, apply, draw
+from its2clr.views.drawn import draw
+from its2clr.views.maker import ViewMaker
+from its2clr.views.plain import apply
 
 
 @dataclass(frozen=True)

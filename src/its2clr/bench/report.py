@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from its2clr import __version__
 from its2clr.bench.measure import COMMON_WAYS, SIZES, Bench, hardware
 from its2clr.config import RunConfig
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
+from its2clr.version import __version__
 
 PAPER_TILES, PAPER_EPOCHS, PAPER_HOURS = 250_000, 600, 90
 """Camelyon16's SimCLR in the paper (section 4.5)."""

@@ -21,6 +21,7 @@ from its2clr.cli.options import (
 )
 from its2clr.cli.output import progress, say
 from its2clr.errors import InputError
+from its2clr.units import MicronsPerPixel, TilePixels
 
 EncodingName = Literal["jpeg", "png"]
 
@@ -49,7 +50,7 @@ def images(
         summary = pack_images(
             bags,
             out,
-            tile_size=tile_size,
+            tile_size=TilePixels(tile_size),
             encoding=encoding,
             quality=quality,
             resize=resize,
@@ -136,15 +137,15 @@ def slides(
 
     settings = SlideSettings(
         mpp=target_mpp(magnification, mpp),
-        tile_size=tile_size,
-        overlap=overlap,
+        tile_size=TilePixels(tile_size),
+        overlap=TilePixels(overlap),
         resize=resize,
         min_saturation=min_saturation,
         min_tissue=min_tissue,
         min_covered=min_covered,
         classes=tuple(classes or ()),
         stain=stain,
-        default_mpp=default_mpp,
+        default_mpp=None if default_mpp is None else MicronsPerPixel(default_mpp),
         encoding=encoding,
         quality=quality,
         skip_glass=skip_glass,
@@ -207,7 +208,8 @@ def features(
 
     Of a run's own encoder: `its2clr cohort features cohorts/start --from-run runs/mine --encoder start`
     """
-    from its2clr.cohort.features.packing import pack_features, read_feature_manifest
+    from its2clr.cohort.features.feature_cohort import pack_features
+    from its2clr.cohort.features.feature_manifest import read_feature_manifest
     from its2clr.run.feature_cohorts import pack_run_features
     from its2clr.run.opening import open_run
 
@@ -220,7 +222,7 @@ def features(
     else:
         assert features is not None
         bags = read_feature_manifest(paths[0], features, labelled=not unlabelled, slides_root=slides_root)
-        with progress("pack", len(bags.bags), "bags") as bar:
+        with progress("pack", len(bags.files), "bags") as bar:
             summary = pack_features(
                 bags,
                 paths[1],
@@ -241,7 +243,7 @@ def synthetic(
     workers: WorkersOption = None,
 ) -> None:
     """Draw the embedded cohort: artificial slides with ground truth for every tile."""
-    from its2clr.cohort.synthetic.packing import make_synthetic
+    from its2clr.cohort.synthetic.synthetic_cohort import make_synthetic
     from its2clr.settings import parse_override
 
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])

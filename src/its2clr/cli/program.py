@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from its2clr import __version__
 from its2clr.cli import cohort, experiments, inspection, results, training
 from its2clr.cli.output import console, is_first_process
 from its2clr.errors import Its2clrError
+from its2clr.version import __version__
 
 INTERRUPTED = 130
 """Exit code of a command stopped by Ctrl-C."""

@@ -16,6 +16,7 @@ from its2clr.cli.options import (
 )
 from its2clr.cli.output import is_first_process, print_table, progress, say
 from its2clr.errors import InputError
+from its2clr.units import MicronsPerPixel
 
 
 def view(
@@ -177,7 +178,13 @@ def predict(
     from its2clr.predict.predict import predict as predict_
 
     predicted = predict_(
-        model, inputs, out, default_mpp=default_mpp, workers=workers, overrides=settings or [], quiet=False
+        model,
+        inputs,
+        out,
+        default_mpp=None if default_mpp is None else MicronsPerPixel(default_mpp),
+        workers=workers,
+        overrides=settings or [],
+        quiet=False,
     )
     if is_first_process():
         say("\n".join(predicted.lines()))

@@ -2,9 +2,10 @@
 
 from its2clr.cohort.cohort import Cohort, load_tiles
 from its2clr.cohort.doctor import Finding, examine
-from its2clr.cohort.images import PackSummary, pack_images
+from its2clr.cohort.images import pack_images
 from its2clr.cohort.layout import CohortInfo, LeftOut, tile_path, write_bags, write_info, write_problems
 from its2clr.cohort.manifest import Manifest, check_manifest, read_manifest
+from its2clr.cohort.packing import PackSummary
 from its2clr.cohort.splits import DEFAULT_FRACTIONS, SPLITS, assign_splits
 from its2clr.cohort.tiles import TileFile, decode, read_labels, read_tiles, write_tile_file
 

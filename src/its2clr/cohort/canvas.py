@@ -1,6 +1,6 @@
 """The picture behind a bag's scores, at level-0 coordinates: its slide, or where there is none its tiles.
 
-Of a bag of features without a slide nothing is known but the places of its tiles, which are shown in grey.
+Of a bag of features without a slide only the places of its tiles can be shown, in grey.
 """
 
 import math
@@ -12,8 +12,9 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from its2clr.cohort.slides.slide_image import OpenSlideReader, SlideProblem, SlideReader, open_slide
+from its2clr.cohort.slides.slide_image import OpenSlideImage, SlideImage, SlideProblem, open_slide, slide_size
 from its2clr.cohort.tiles import TileFile, decode
+from its2clr.units import Level0Pixels, Level0Size
 
 WHITE = (255, 255, 255)
 _UNSEEN = (214, 214, 214)
@@ -31,12 +32,14 @@ class Canvas(Protocol):
         concurrent: Whether several threads may read at once.
     """
 
-    size: tuple[int, int]
+    size: Level0Size
     is_slide: bool
     coarsest: float
     concurrent: bool
 
-    def read(self, x: int, y: int, width: int, height: int, out: tuple[int, int]) -> Image.Image:
+    def read(
+        self, x: Level0Pixels, y: Level0Pixels, width: Level0Pixels, height: Level0Pixels, out: tuple[int, int]
+    ) -> Image.Image:
         """Read a part as RGB; what lies outside the picture is white.
 
         Args:
@@ -83,19 +86,21 @@ class SlideCanvas:
 
     is_slide = True
 
-    def __init__(self, reader: SlideReader) -> None:
-        self._reader = reader
-        self.size = (reader.levels[0].width, reader.levels[0].height)
-        self.coarsest = max(level.downsample for level in reader.levels)
-        self.concurrent = isinstance(reader, OpenSlideReader)
+    def __init__(self, slide: SlideImage) -> None:
+        self._slide = slide
+        self.size = slide_size(slide)
+        self.coarsest = max(level.downsample for level in slide.levels)
+        self.concurrent = isinstance(slide, OpenSlideImage)
 
-    def read(self, x: int, y: int, width: int, height: int, out: tuple[int, int]) -> Image.Image:
+    def read(
+        self, x: Level0Pixels, y: Level0Pixels, width: Level0Pixels, height: Level0Pixels, out: tuple[int, int]
+    ) -> Image.Image:
         """Read a part; see `Canvas`."""
         wanted = min(width / out[0], height / out[1])
-        levels = self._reader.levels
+        levels = self._slide.levels
         number = max(n for n, level in enumerate(levels) if n == 0 or level.downsample <= wanted * 1.001)
         across, down = width / levels[number].downsample, height / levels[number].downsample
-        region = self._reader.read_region(x, y, number, math.ceil(across), math.ceil(down))
+        region = self._slide.read_region(x, y, number, math.ceil(across), math.ceil(down))
         return region.resize(out, Image.Resampling.BOX, box=(0, 0, across, down))
 
 
@@ -109,9 +114,11 @@ class TileCanvas:
     def __init__(self, tiles: TileFile) -> None:
         self._tiles = tiles
         right, bottom = (tiles.coords.max(axis=0) + tiles.tile_size_level0).tolist()
-        self.size = (int(right), int(bottom))
+        self.size: Level0Size = (Level0Pixels(right), Level0Pixels(bottom))
 
-    def read(self, x: int, y: int, width: int, height: int, out: tuple[int, int]) -> Image.Image:
+    def read(
+        self, x: Level0Pixels, y: Level0Pixels, width: Level0Pixels, height: Level0Pixels, out: tuple[int, int]
+    ) -> Image.Image:
         """Read a part; see `Canvas`."""
         side = self._tiles.tile_size_level0
         picture = Image.new("RGB", out, WHITE)

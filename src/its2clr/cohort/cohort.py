@@ -1,7 +1,7 @@
 """A cohort on disk as one object: its bags, and everything known about their instances, in one order.
 
 A restricted cohort is a smaller object, not a filtered view: `without_test()` holds no test bag, and
-`without_labels()` holds no label and refuses to read any. So does a cohort that was packed without labels.
+`without_labels()` holds no label and refuses to read any. A cohort that was packed without labels refuses, too.
 """
 
 from collections.abc import Iterator, Sized
@@ -28,6 +28,7 @@ from its2clr.cohort.tiles import (
     read_tiles,
 )
 from its2clr.errors import InputError
+from its2clr.units import TilePixels
 
 _UNLABELLED_COLUMNS = ["bag_id", "split", "group", "n_instances"]
 _LARGEST_PART = 512
@@ -95,7 +96,7 @@ class Cohort:
         return self.path.resolve().name
 
     @property
-    def tile_size(self) -> int:
+    def tile_size(self) -> TilePixels:
         """Pixels of the square tiles."""
         return self.info.tile_size
 
@@ -200,7 +201,7 @@ class Cohort:
         if not self.labels_visible:
             raise InputError(f"{self.path}: instance labels are out of reach here (cohort without labels)")
         if not self.info.has_instance_labels:
-            raise InputError(f"{self.path}: this cohort has no instance labels; they are only in some cohorts")
+            raise InputError(f"{self.path}: this cohort has no instance labels (not every cohort has them)")
         parts = []
         for path, count in self._counted_paths():
             labels = read_labels(path)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,21 @@ from its2clr.cohort.layout import BAGS_FILE, PROBLEMS_FILE, TILES_FOLDER, read_b
 from its2clr.cohort.manifest import Manifest, check_manifest
 from its2clr.cohort.parallel import map_in_threads
 from its2clr.cohort.splits import SPLITS
-from its2clr.cohort.table_checks import UNKNOWN_LABEL, check_classes
-from its2clr.cohort.tables import Problem, at_row, column_cells, read_table
+from its2clr.cohort.tables import (
+    UNKNOWN_LABEL,
+    Problem,
+    at_row,
+    check_classes,
+    column_cells,
+    contradiction,
+    read_table,
+)
 from its2clr.cohort.tiles import TileFile, decode, read_features, read_tiles
 from its2clr.errors import InputError
+from its2clr.units import TilePixels
 
 Level = Literal["error", "warning", "note"]
+_Labels = npt.NDArray[np.int8]
 
 _FEW_VALIDATION_BAGS = 10
 _UNEQUAL_BAGS = 20
@@ -52,7 +61,7 @@ class _Inspection:
 
     findings: list[Finding] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
-    labels: npt.NDArray[np.int8] | None = None
+    labels: _Labels | None = None
 
 
 def examine(
@@ -93,91 +102,83 @@ def _errors(problems: list[Problem]) -> list[Finding]:
 
 def _examine_manifest(
     manifest: Manifest | None, problems: list[Problem], table: Path, decode_all: bool, workers: int | None
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Judge a manifest; `table` is the one whose rows name the images."""
-    findings = _errors(problems)
+    yield from _errors(problems)
     if manifest is None:
-        return findings
+        return
     path = manifest.path
     if decode_all:
         files = [Path(file) for file in manifest.instances["file"].tolist()]
         rows = manifest.instances.index.tolist()
         for row, file, problem in zip(rows, files, map_in_threads(_image_problem, files, workers), strict=True):
             if problem is not None:
-                findings.append(Finding("warning", at_row(table, row), f"{file}: {problem}; will be left out"))
-    sizes = manifest.instances["bag_id"].value_counts()
-    bags = manifest.bags.assign(n_instances=[int(sizes[bag_id]) for bag_id in manifest.bags["bag_id"].tolist()])
-    findings += _judge_sizes(bags, path)
+                yield Finding("warning", at_row(table, row), f"{file}: {problem}; will be left out")
+    names = manifest.bags["bag_id"].tolist()
+    labels = {str(name): one["label"].to_numpy(dtype=np.int8) for name, one in manifest.instances.groupby("bag_id")}
+    bags = manifest.bags.assign(n_instances=[len(labels[name]) for name in names])
+    yield from _judge_sizes(bags, path)
     if not manifest.labelled:
-        findings.append(Finding("note", str(path), _NO_LABELS))
+        yield Finding("note", str(path), _NO_LABELS)
     elif manifest.has_splits:
-        findings += _judge_validation(bags, path)
+        yield from _judge_validation(bags, path)
     else:
-        findings.append(Finding("note", str(path), "no splits are given; they will be assigned when packing"))
-    findings += _count(bags, path)
-    return findings + _witness_of_manifest(manifest)
+        yield Finding("note", str(path), "no splits are given; they will be assigned when packing")
+    yield from _count(bags, path)
+    if manifest.has_instance_labels:
+        for row, name, label in zip(bags.index.tolist(), names, bags["label"].tolist(), strict=True):
+            yield from _contradictions(at_row(path, row), name, label, labels[name])
+        yield from _witness_rate(bags, [labels[name] for name in names], path)
 
 
 def _image_problem(file: Path) -> str | None:
     try:
-        prepare_image(file, tile_size=1, encoding="png", resize="nearest")
+        prepare_image(file, tile_size=TilePixels(1), encoding="png", resize="nearest")
     except ImageProblem as problem:
         return str(problem)
     return None
 
 
-def _witness_of_manifest(manifest: Manifest) -> list[Finding]:
-    if not manifest.has_instance_labels:
-        return []
-    findings = []
-    labels = {}
-    for bag_id, rows in manifest.instances.groupby("bag_id", sort=False):
-        labels[str(bag_id)] = rows["label"].to_numpy(dtype=np.int8)
-    for row, bag_id, label in _bag_rows(manifest.bags):
-        findings += _contradictions(at_row(manifest.path, row), bag_id, label, labels[bag_id])
-    ordered = [labels[bag_id] for bag_id in manifest.bags["bag_id"].tolist()]
-    return findings + _witness_rate(manifest.bags, ordered, manifest.path)
-
-
-def _bag_rows(bags: pd.DataFrame) -> Iterator[tuple[int, str, int]]:
-    return zip(bags.index.tolist(), bags["bag_id"].tolist(), bags["label"].tolist(), strict=True)
-
-
-def _examine_cohort(folder: Path, decode_all: bool, workers: int | None) -> list[Finding]:
+def _examine_cohort(folder: Path, decode_all: bool, workers: int | None) -> Iterator[Finding]:
     try:
         info = read_info(folder)
     except InputError as error:
-        return [Finding("error", str(folder), str(error).removeprefix(f"{folder}: "))]
+        yield Finding("error", str(folder), str(error).removeprefix(f"{folder}: "))
+        return
     problems: list[Problem] = []
     bags = read_bags(folder, problems, labelled=info.labelled)
-    if bags is None:
-        return _errors(problems) + _left_out(folder)
-    labels: list[int | None] = [None] * len(bags)
-    if info.labelled:
-        labels = bags["label"].tolist()
+    if bags is not None and info.labelled:
         check_classes(bags["label"].tolist(), bags["split"].tolist(), str(folder / BAGS_FILE), problems)
-    findings = _errors(problems)
+    yield from _errors(problems)
+    if bags is None:
+        yield from _left_out(folder)
+        return
+    labels = bags["label"].tolist() if info.labelled else [None] * len(bags)
     inspect = partial(_inspect_bag, folder=folder, tile_size=info.tile_size, decode_all=decode_all)
     rows = list(zip(bags["bag_id"].tolist(), labels, bags["n_instances"].tolist(), strict=True))
     inspections = list(map_in_threads(inspect, rows, workers))
     for inspection in inspections:
-        findings += inspection.findings
-    findings += _shared_images(folder, bags, inspections)
+        yield from inspection.findings
+    yield from _shared_images(folder, bags, inspections)
     if info.labelled:
-        findings += _judge_validation(bags, folder)
+        yield from _judge_validation(bags, folder)
     else:
-        findings.append(Finding("note", str(folder), _NO_LABELS))
-    findings += _judge_sizes(bags, folder)
-    findings += _orphans(folder, bags) + _left_out(folder) + _count(bags, folder)
+        yield Finding("note", str(folder), _NO_LABELS)
+    yield from _judge_sizes(bags, folder)
+    yield from _orphans(folder, bags)
+    yield from _left_out(folder)
+    yield from _count(bags, folder)
     ground_truth = [one.labels for one in inspections]
     if info.has_instance_labels != any(found is not None for found in ground_truth):
         says = "instance labels" if info.has_instance_labels else "no instance labels"
-        message = f"cohort.json says there are {says}, the tile files of its bags disagree"
-        findings.append(Finding("error", str(folder), message))
-    return findings + (_witness_rate(bags, ground_truth, folder) if info.labelled else [])
+        yield Finding("error", str(folder), f"cohort.json says there are {says}, the tile files of its bags disagree")
+    if info.labelled:
+        yield from _witness_rate(bags, ground_truth, folder)
 
 
-def _inspect_bag(bag: tuple[str, int | None, int], *, folder: Path, tile_size: int, decode_all: bool) -> _Inspection:
+def _inspect_bag(
+    bag: tuple[str, int | None, int], *, folder: Path, tile_size: TilePixels, decode_all: bool
+) -> _Inspection:
     bag_id, label, n_instances = bag
     path = tile_path(folder, bag_id)
     result = _Inspection()
@@ -235,17 +236,13 @@ def _inspect_images(tiles: TileFile, encoded: list[bytes]) -> Iterator[Finding]:
             yield Finding("error", where, message)
 
 
-def _contradictions(where: str, bag_id: str, label: int, labels: npt.NDArray[np.int8]) -> list[Finding]:
-    positives = int((labels == 1).sum())
-    if label == 0 and positives:
-        message = f"bag {bag_id!r} is negative but {positives} of its instances are labelled positive"
-        return [Finding("error", where, message)]
-    if label == 1 and not positives and UNKNOWN_LABEL not in labels.tolist():
-        return [Finding("error", where, f"bag {bag_id!r} is positive but all its instances are labelled negative")]
-    return []
+def _contradictions(where: str, bag_id: str, label: int, labels: _Labels) -> Iterator[Finding]:
+    found = contradiction(label, labels)
+    if found is not None:
+        yield Finding("error", where, f"bag {bag_id!r} {found}")
 
 
-def _shared_images(folder: Path, bags: pd.DataFrame, inspections: list[_Inspection]) -> list[Finding]:
+def _shared_images(folder: Path, bags: pd.DataFrame, inspections: list[_Inspection]) -> Iterator[Finding]:
     """Identical images in two splits; flat ones (background) do not count."""
     bag_ids, splits = bags["bag_id"].tolist(), bags["split"].tolist()
     places: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
@@ -257,75 +254,63 @@ def _shared_images(folder: Path, bags: pd.DataFrame, inspections: list[_Inspecti
         between = {splits[row] for row, _ in members}
         if len(between) > 1 and not _is_flat(folder, bag_ids[members[0][0]], members[0][1]):
             shared[tuple(name for name in SPLITS if name in between)].append(members)
-    findings = []
     for names, found in sorted(shared.items()):
         examples = "; ".join(
             " = ".join(f"{bag_ids[row]!r} image {number}" for row, number in members[:3])
             for members in found[:_EXAMPLES]
         )
-        message = f"{len(found)} images are in {' and '.join(names)} alike, so splits leak: {examples}"
-        findings.append(Finding("error", str(folder), message))
-    return findings
+        message = f"{len(found)} images are the same in {' and '.join(names)}, so splits leak: {examples}"
+        yield Finding("error", str(folder), message)
 
 
 def _is_flat(folder: Path, bag_id: str, number: int) -> bool:
     try:
-        if not read_tiles(tile_path(folder, bag_id)).has_images:
-            return False
-        return float(decode(read_tiles(tile_path(folder, bag_id)).encoded(number)).std(axis=(0, 1)).max()) < _FLAT
+        tiles = read_tiles(tile_path(folder, bag_id))
+        return tiles.has_images and float(decode(tiles.encoded(number)).std(axis=(0, 1)).max()) < _FLAT
     except InputError:
         return False
 
 
-def _judge_validation(bags: pd.DataFrame, where: Path) -> list[Finding]:
-    findings = []
+def _judge_validation(bags: pd.DataFrame, where: Path) -> Iterator[Finding]:
     for label in (0, 1):
         count = int(((bags["split"] == "val") & (bags["label"] == label)).sum())
         if 0 < count < _FEW_VALIDATION_BAGS:
-            message = f"val has only {count} bags with label {label}; with so few, selection is chance"
-            findings.append(Finding("warning", str(where), message))
-    return findings
+            message = f"val has only {count} bags with label {label}; with so few, choosing a model on them is chance"
+            yield Finding("warning", str(where), message)
 
 
-def _judge_sizes(bags: pd.DataFrame, where: Path) -> list[Finding]:
+def _judge_sizes(bags: pd.DataFrame, where: Path) -> Iterator[Finding]:
     sizes = bags["n_instances"].to_numpy(dtype=np.int64)
     median = float(np.median(sizes))
-    if sizes.max() <= _UNEQUAL_BAGS * median and median <= _UNEQUAL_BAGS * sizes.min():
-        return []
-    message = f"bags are very unequal: {sizes.min()} to {sizes.max()} instances, median {median:g}"
-    return [Finding("warning", str(where), message)]
+    if sizes.max() > _UNEQUAL_BAGS * median or median > _UNEQUAL_BAGS * sizes.min():
+        message = f"bags are very unequal: {sizes.min()} to {sizes.max()} instances, median {median:g}"
+        yield Finding("warning", str(where), message)
 
 
-def _orphans(folder: Path, bags: pd.DataFrame) -> list[Finding]:
+def _orphans(folder: Path, bags: pd.DataFrame) -> Iterator[Finding]:
     wanted = {tile_path(folder, bag_id).name for bag_id in bags["bag_id"].tolist()}
     there = sorted(path.name for path in (folder / TILES_FOLDER).glob("*.h5") if path.name not in wanted)
-    if not there:
-        return []
-    message = f"{len(there)} tile files belong to no bag of {BAGS_FILE}, such as {there[0]}"
-    return [Finding("warning", str(folder / TILES_FOLDER), message)]
+    if there:
+        message = f"{len(there)} tile files belong to no bag of {BAGS_FILE}, such as {there[0]}"
+        yield Finding("warning", str(folder / TILES_FOLDER), message)
 
 
-def _left_out(folder: Path) -> list[Finding]:
+def _left_out(folder: Path) -> Iterator[Finding]:
     path = folder / PROBLEMS_FILE
-    problems: list[Problem] = []
-    table = read_table(path, problems) if path.exists() else None
+    table = read_table(path, []) if path.exists() else None
     if table is None or not {"bag_id", "file", "problem"} <= set(table.columns):
-        return []
+        return
     rows = zip(column_cells(table, "bag_id"), table["file"].tolist(), table["problem"].tolist(), strict=True)
-    return [
-        Finding("warning", at_row(path, row), f"bag {bag_id!r}{f', {file}' if file else ''}: {problem}")
-        for (row, bag_id), file, problem in rows
-    ]
+    for (row, bag_id), file, problem in rows:
+        yield Finding("warning", at_row(path, row), f"bag {bag_id!r}{f', {file}' if file else ''}: {problem}")
 
 
-def _count(bags: pd.DataFrame, where: Path) -> list[Finding]:
-    findings = []
+def _count(bags: pd.DataFrame, where: Path) -> Iterator[Finding]:
     if "label" in bags.columns and (bags["group"] == bags["bag_id"]).all():
         message = "no groups are given, so every bag counts as its own patient; if a patient has several, splits leak"
-        findings.append(Finding("warning", str(where), f"{message}: add a column 'group'"))
-    splits = bags["split"].tolist()
+        yield Finding("warning", str(where), f"{message}: add a column 'group'")
     for name in [*SPLITS, ""]:
-        rows = bags[[split == name for split in splits]]
+        rows = bags[bags["split"] == name]
         if rows.empty:
             continue
         message = f"{len(rows)} bags"
@@ -333,18 +318,14 @@ def _count(bags: pd.DataFrame, where: Path) -> list[Finding]:
             by_label = Counter(rows["label"].tolist())
             message += f" ({by_label[1]} positive, {by_label[0]} negative)"
         message += f", {rows['n_instances'].sum()} instances, {rows['group'].nunique()} groups"
-        findings.append(Finding("note", str(where), f"{name}: {message}" if name else message))
-    return findings
+        yield Finding("note", str(where), f"{name}: {message}" if name else message)
 
 
-def _witness_rate(
-    bags: pd.DataFrame, labels: list[npt.NDArray[np.int8] | None] | list[npt.NDArray[np.int8]], where: Path
-) -> list[Finding]:
+def _witness_rate(bags: pd.DataFrame, labels: Sequence[_Labels | None], where: Path) -> Iterator[Finding]:
     pairs = zip(bags["label"].tolist(), labels, strict=True)
     known = [found[found != UNKNOWN_LABEL] for label, found in pairs if label == 1 and found is not None]
     total = sum(len(found) for found in known)
-    if not total:
-        return []
-    positives = sum(int((found == 1).sum()) for found in known)
-    message = f"witness rate {positives / total:.3f}: {positives} of {total} labelled instances in positive bags"
-    return [Finding("note", str(where), message)]
+    if total:
+        positives = sum(int((found == 1).sum()) for found in known)
+        message = f"witness rate {positives / total:.3f}: {positives} of {total} labelled instances in positive bags"
+        yield Finding("note", str(where), message)

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from its2clr.cohort.dicom import is_dicom, open_dicom
 from its2clr.cohort.layout import Encoding
 from its2clr.errors import InputError
+from its2clr.units import TilePixels
 
 Resize = Literal["bilinear", "nearest", "bicubic"]
 
@@ -21,13 +21,15 @@ FILTERS = {
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT = 1
 _LARGEST_16_BIT = 65535
+_DICOM_PREAMBLE = 128
+_DICOM_GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
 class ImageProblem(Exception):  # noqa: N818 - it is a row of problems.csv, not an error of the program
     """The image cannot be used; the message says why."""
 
 
-def check_tile_settings(tile_size: int, encoding: str, quality: int, resize: str) -> None:
+def check_tile_settings(tile_size: TilePixels, encoding: str, quality: int, resize: str) -> None:
     """Check how tiles are to be made.
 
     Raises:
@@ -44,7 +46,7 @@ def check_tile_settings(tile_size: int, encoding: str, quality: int, resize: str
 
 
 def prepare_image(
-    path: Path, *, tile_size: int, encoding: Encoding, quality: int = 95, resize: Resize = "bilinear"
+    path: Path, *, tile_size: TilePixels, encoding: Encoding, quality: int = 95, resize: Resize = "bilinear"
 ) -> bytes:
     """Decode an image completely and give it as an encoded square RGB tile.
 
@@ -54,7 +56,7 @@ def prepare_image(
     with pydicom.
 
     Raises:
-        ImageProblem: If the file is missing, damaged, or of a kind that has no honest RGB form.
+        ImageProblem: If the file is missing, damaged, or cannot be shown as RGB without guessing.
     """
     try:
         content = path.read_bytes()
@@ -64,7 +66,7 @@ def prepare_image(
     if not content:
         raise ImageProblem("the file is empty")
     try:
-        with open_dicom(content) if is_dicom(content) else Image.open(io.BytesIO(content)) as image:
+        with _open_dicom(content) if _is_dicom(content) else Image.open(io.BytesIO(content)) as image:
             image.load()
             if _is_tile(image, tile_size, encoding):
                 return content
@@ -78,6 +80,39 @@ def prepare_image(
     return encode_tile(tile, encoding, quality)
 
 
+def _is_dicom(content: bytes) -> bool:
+    """Whether a file is DICOM, by its magic bytes."""
+    return content[_DICOM_PREAMBLE : _DICOM_PREAMBLE + 4] == b"DICM"
+
+
+def _open_dicom(content: bytes) -> Image.Image:
+    """Decode an image in DICOM (ultrasound, photographs) to 8-bit grey or RGB; of several frames the first.
+
+    Deeper grey is scaled from the full range of its stored bits, the same for every image; the windows of a viewer
+    are not applied. Whole slides in DICOM are another matter: OpenSlide reads them.
+
+    Raises:
+        ValueError: If it holds no picture, or one that cannot be shown as RGB without guessing.
+    """
+    import pydicom
+    from pydicom.pixels.utils import pixel_array
+
+    dataset = pydicom.dcmread(io.BytesIO(content))
+    if "PixelData" not in dataset:
+        raise ValueError("it is a DICOM file without pixels")
+    meaning = str(dataset.PhotometricInterpretation)
+    pixels = pixel_array(dataset, index=0)  # colours come as RGB
+    if pixels.ndim == 3 and pixels.dtype == np.uint8:
+        return Image.fromarray(pixels)
+    if pixels.ndim != 2 or meaning not in _DICOM_GREY:
+        raise ValueError(f"it has {meaning} pixels of {pixels.dtype}; convert it to 8-bit RGB or to grey")
+    if pixels.dtype.kind != "u":
+        raise ValueError("it has signed pixels of unknown range; convert it to 8 or 16 bits without sign")
+    grey = np.rint(pixels.astype(np.float64) * (255 / (2 ** int(dataset.BitsStored) - 1)))
+    grey = np.clip(grey, 0, 255).astype(np.uint8)
+    return Image.fromarray(255 - grey if meaning == "MONOCHROME1" else grey)
+
+
 def encode_tile(tile: Image.Image, encoding: Encoding, quality: int = 95) -> bytes:
     """Encode an RGB tile the way cohorts store it."""
     buffer = io.BytesIO()
@@ -88,7 +123,7 @@ def encode_tile(tile: Image.Image, encoding: Encoding, quality: int = 95) -> byt
     return buffer.getvalue()
 
 
-def _is_tile(image: Image.Image, tile_size: int, encoding: Encoding) -> bool:
+def _is_tile(image: Image.Image, tile_size: TilePixels, encoding: Encoding) -> bool:
     return (
         image.format == encoding.upper()
         and image.mode == "RGB"

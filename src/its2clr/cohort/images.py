@@ -1,7 +1,5 @@
 """Pack the images of a manifest into a cohort folder: each one checked and brought to one size."""
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,48 +7,42 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from its2clr.cohort.finish import plan_splits, settle_splits
-from its2clr.cohort.image_files import ImageProblem, Resize, check_tile_settings, prepare_image
-from its2clr.cohort.layout import (
-    BAGS_FILE,
-    CohortInfo,
-    Encoding,
-    LeftOut,
-    claim_folder,
-    tile_path,
-    write_bags,
-    write_problems,
-)
-from its2clr.cohort.manifest import Manifest
-from its2clr.cohort.parallel import Progress, map_in_threads
-from its2clr.cohort.splits import DEFAULT_FRACTIONS
-from its2clr.cohort.tiles import read_tiles, virtual_grid, write_tile_file
-from its2clr.errors import InputError
+import numpy as np
+import numpy.typing as npt
 
-_FINGERPRINT = "fingerprint"
+from its2clr.cohort.image_files import ImageProblem, Resize, check_tile_settings, prepare_image
+from its2clr.cohort.layout import CohortInfo, Encoding, LeftOut
+from its2clr.cohort.manifest import Manifest
+from its2clr.cohort.packing import (
+    FINGERPRINT,
+    BagResult,
+    PackSummary,
+    SplitPlan,
+    file_stamp,
+    fingerprint,
+    pack_cohort,
+    path_to_write,
+    whole_tile_file,
+)
+from its2clr.cohort.parallel import Progress
+from its2clr.cohort.splits import DEFAULT_FRACTIONS
+from its2clr.cohort.tiles import write_tile_file
+from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
 
 
 @dataclass(frozen=True)
-class PackSummary:
-    """What packing did.
+class ImageSummary(PackSummary):
+    """What packing images did."""
 
-    Attributes:
-        path: The cohort folder.
-        n_bags: Bags in the cohort.
-        n_instances: Images in the cohort.
-        n_packed: Bags written by this run.
-        n_skipped: Bags that were already there, whole.
-        n_images_left_out: Images that could not be used; see `problems.csv`.
-        bags_left_out: Bags that have no usable image.
-    """
+    @property
+    def n_images_left_out(self) -> int:
+        """Images that could not be used."""
+        return sum(bool(one.file) for one in self.left_out)
 
-    path: Path
-    n_bags: int
-    n_instances: int
-    n_packed: int
-    n_skipped: int
-    n_images_left_out: int
-    bags_left_out: tuple[str, ...]
+    @property
+    def bags_left_out(self) -> tuple[str, ...]:
+        """Bags that have no usable image."""
+        return tuple(one.bag_id for one in self.left_out if not one.file)
 
 
 @dataclass(frozen=True)
@@ -66,25 +58,23 @@ class _Bag:
 
 
 @dataclass(frozen=True)
-class _Packed:
-    n_instances: int
-    left_out: tuple[LeftOut, ...] = ()
-    skipped: bool = False
-
-
-@dataclass(frozen=True)
 class _TileSettings:
-    tile_size: int
+    tile_size: TilePixels
     encoding: Encoding
     quality: int
     resize: Resize
+
+    def fingerprint(self, bag: _Bag) -> str:
+        """Changes when the settings, the list of images, a label, or an image file changes."""
+        stamps = [file_stamp(file) for file in bag.files]
+        return fingerprint(vars(self), bag.bag_id, bag.names, bag.labels, stamps)
 
 
 def pack_images(
     bags: Manifest,
     out: Path,
     *,
-    tile_size: int,
+    tile_size: TilePixels,
     encoding: Encoding = "jpeg",
     quality: int = 95,
     resize: Resize = "bilinear",
@@ -92,7 +82,7 @@ def pack_images(
     seed: int = 0,
     fractions: Sequence[float] = DEFAULT_FRACTIONS,
     progress: Progress | None = None,
-) -> PackSummary:
+) -> ImageSummary:
     """Pack the images of a manifest into a cohort folder.
 
     Every image is decoded. One that cannot be used is left out and listed in `problems.csv`, and the rest
@@ -103,7 +93,7 @@ def pack_images(
     Args:
         bags: The manifest.
         out: The cohort folder; new, empty, or begun with the same settings.
-        tile_size: Pixels of the square tiles; other sizes are resized, once.
+        tile_size: Side of the square tiles; images of other sizes are resized, once.
         encoding: How images that change are stored.
         quality: JPEG quality.
         resize: How pixels are interpolated.
@@ -122,129 +112,90 @@ def pack_images(
     check_tile_settings(tile_size, encoding, quality, resize)
     out = Path(out)
     tiles = _TileSettings(tile_size, encoding, quality, resize)
+    splits = SplitPlan(bags, fractions, seed)
     settings: dict[str, Any] = {"tile_size": tile_size, "encoding": encoding, "resize": resize}
     if encoding == "jpeg":
         settings["quality"] = quality
-    settings |= plan_splits(bags, fractions, seed)
-    claim_folder(
+    packed = pack_cohort(
         out,
         CohortInfo(
             tile_size=tile_size,
             encoding=encoding,
             has_instance_labels=bags.has_instance_labels,
             labelled=bags.labelled,
-            settings=settings,
+            settings=settings | splits.settings(),
         ),
+        bags.bags,
+        _gather(bags),
+        finished=partial(_finished, out=out, settings=tiles),
+        pack=partial(_pack_bag, out=out, settings=tiles),
+        workers=workers,
+        splits=splits,
+        progress=progress,
     )
-
-    waiting = _gather(bags)
-    packed: list[_Packed] = []
-    for result in map_in_threads(partial(_pack_bag, out=out, settings=tiles), waiting, workers):
-        packed.append(result)
-        if progress is not None:
-            progress(len(packed), len(waiting))
-    left_out = [one for result in packed for one in result.left_out]
-    write_problems(out, left_out)
-    table = bags.bags.assign(n_instances=[result.n_instances for result in packed])
-    kept = table[table["n_instances"] > 0]
-    lost = tuple(table.loc[table["n_instances"] == 0, "bag_id"].tolist())
-    kept = settle_splits(kept, bags, out, fractions, seed)
-    write_bags(out, kept)
-    skipped = sum(result.skipped for result in packed)
-    return PackSummary(
-        path=out,
-        n_bags=len(kept),
-        n_instances=int(kept["n_instances"].sum()),
-        n_packed=len(kept) - skipped,
-        n_skipped=skipped,
-        n_images_left_out=sum(bool(one.file) for one in left_out),
-        bags_left_out=lost,
-    )
+    return ImageSummary(**vars(packed.summary))
 
 
-def _gather(manifest: Manifest) -> list[_Bag]:
+def _gather(manifest: Manifest) -> dict[str, _Bag]:
     members = dict(iter(manifest.instances.groupby("bag_id", sort=False)))
     with_labels = manifest.has_instance_labels
-    gathered = []
+    gathered = {}
     for row, bag_id in zip(manifest.bags.index.tolist(), manifest.bags["bag_id"].tolist(), strict=True):
         rows = members[bag_id]
-        gathered.append(
-            _Bag(
-                bag_id=bag_id,
-                row=row,
-                files=tuple(Path(file) for file in rows["file"].tolist()),
-                names=tuple(rows["name"].tolist()),
-                rows=tuple(rows.index.tolist()),
-                labels=tuple(rows["label"].tolist()) if with_labels else None,
-            )
+        gathered[bag_id] = _Bag(
+            bag_id=bag_id,
+            row=row,
+            files=tuple(Path(file) for file in rows["file"].tolist()),
+            names=tuple(rows["name"].tolist()),
+            rows=tuple(rows.index.tolist()),
+            labels=tuple(rows["label"].tolist()) if with_labels else None,
         )
     return gathered
 
 
-def _pack_bag(bag: _Bag, *, out: Path, settings: _TileSettings) -> _Packed:
-    path = tile_path(out, bag.bag_id)
-    fingerprint = _fingerprint(bag, settings)
-    if _is_whole(path, bag, fingerprint):
-        return _Packed(len(bag.files), skipped=True)
-    # while bags are being written the folder is not complete, so it must not look so
-    (out / BAGS_FILE).unlink(missing_ok=True)
+def _finished(bag: _Bag, *, out: Path, settings: _TileSettings) -> BagResult | None:
+    """What is there of a bag, if the tile file holds every image of it."""
+    tiles = whole_tile_file(out, bag.bag_id, settings.fingerprint(bag))
+    return BagResult(len(tiles)) if tiles is not None and len(tiles) == len(bag.files) else None
+
+
+def _pack_bag(bag: _Bag, *, out: Path, settings: _TileSettings) -> BagResult:
+    made_from = settings.fingerprint(bag)  # before images are read: one that changes meanwhile is packed again
     images: list[bytes] = []
     kept: list[int] = []
     left_out: list[LeftOut] = []
     for number, file in enumerate(bag.files):
         try:
-            image = prepare_image(
-                file,
-                tile_size=settings.tile_size,
-                encoding=settings.encoding,
-                quality=settings.quality,
-                resize=settings.resize,
-            )
+            images.append(prepare_image(file, **vars(settings)))
+            kept.append(number)
         except ImageProblem as problem:
             left_out.append(LeftOut(bag.bag_id, bag.names[number], bag.rows[number], str(problem)))
-            continue
-        images.append(image)
-        kept.append(number)
     if not images:
-        path.unlink(missing_ok=True)
         left_out.append(LeftOut(bag.bag_id, "", bag.row, "no usable image: the whole bag was left out"))
-        return _Packed(0, tuple(left_out))
+        return BagResult(left_out=tuple(left_out))
     write_tile_file(
-        path,
+        path_to_write(out, bag.bag_id),
         images,
         virtual_grid(len(bag.files), settings.tile_size)[kept],
         [bag.names[number] for number in kept],
         None if bag.labels is None else [bag.labels[number] for number in kept],
         bag_id=bag.bag_id,
         tile_size=settings.tile_size,
-        tile_size_level0=settings.tile_size,
-        mpp=math.nan,
+        tile_size_level0=Level0Pixels(settings.tile_size),
+        mpp=MicronsPerPixel(math.nan),
         source=str(bag.files[0].parent),
         encoding=settings.encoding,
-        attributes={_FINGERPRINT: fingerprint},
+        attributes={FINGERPRINT: made_from},
     )
-    return _Packed(len(images), tuple(left_out))
+    return BagResult(len(images), tuple(left_out))
 
 
-def _is_whole(path: Path, bag: _Bag, fingerprint: str) -> bool:
-    """Whether the tile file holds every image of the bag, made from these files with these settings."""
-    if not path.exists():
-        return False
-    try:
-        tiles = read_tiles(path)
-    except InputError:
-        return False
-    return tiles.attributes.get(_FINGERPRINT) == fingerprint and len(tiles) == len(bag.files)
+def virtual_grid(count: int, tile_size: TilePixels) -> npt.NDArray[np.int64]:
+    """Coordinates for images that have no place: a square grid, row by row.
 
-
-def _fingerprint(bag: _Bag, settings: _TileSettings) -> str:
-    """Changes when the settings, the list of images, a label, or an image file changes."""
-    stamps = []
-    for file in bag.files:
-        try:
-            status = file.stat()
-            stamps.append((status.st_size, status.st_mtime_ns))
-        except OSError:
-            stamps.append((-1, -1))
-    content = [vars(settings), bag.bag_id, bag.names, bag.labels, stamps]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    Returns:
+        (N, 2) x, y in pixels.
+    """
+    columns = max(1, math.isqrt(max(count, 1) - 1) + 1)  # the square root, rounded up
+    number = np.arange(count, dtype=np.int64)
+    return np.stack([number % columns, number // columns], axis=1) * tile_size

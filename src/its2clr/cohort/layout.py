@@ -3,8 +3,8 @@
 ```
 cohort.json          format, tile size, encoding, package version, settings, has_instance_labels, labelled,
                      kind (tiles or features), feature_dim
-bags.csv             bag_id,label,split,group,n_instances ...; written last: where it is, all is;
-                     no label if the cohort is not labelled
+bags.csv             bag_id,label,split,group,n_instances ...; no label if the cohort is not labelled;
+                     written last, so a folder that has it is complete
 problems.csv         bag_id,file,row,problem: what was left out, and why
 tiles/<bag_id>.h5    one tile file per bag; characters that file systems refuse are percent-encoded
 ```
@@ -21,17 +21,23 @@ from urllib.parse import quote
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from its2clr import __version__
-from its2clr.cohort.table_checks import (
+from its2clr.cohort.tables import (
+    Problem,
+    at_row,
     check_bag_ids,
     check_groups_in_one_split,
+    column_cells,
     parse_bag_labels,
     parse_groups,
     parse_splits,
+    read_table,
+    require_columns,
 )
-from its2clr.cohort.tables import Problem, at_row, column_cells, read_table, require_columns
 from its2clr.errors import InputError
 from its2clr.files import atomic_path, read_json, write_json
+from its2clr.units import TilePixels
+from its2clr.version import __version__
+from its2clr.wording import shortened
 
 FORMAT = 1
 BAGS_FILE = "bags.csv"
@@ -50,7 +56,7 @@ class CohortInfo(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     format: int = Field(default=FORMAT, description="version of the cohort format")
-    tile_size: int = Field(gt=0, description="pixels of the square tiles")
+    tile_size: TilePixels = Field(gt=0, description="pixels of the square tiles")
     encoding: Encoding | Literal["features"] = Field(description="how the tiles are encoded")
     kind: Kind = Field(default="tiles", description="whether the tiles themselves are there, or their features")
     feature_dim: int | None = Field(default=None, gt=0, description="number of features of a tile; null for tiles")
@@ -195,7 +201,7 @@ def _write_if_changed(path: Path, content: bytes) -> None:
 
 
 def claim_folder(out: Path, info: CohortInfo) -> None:
-    """Record in a folder what it is to hold; refuse one of other settings or other content.
+    """Record in a folder what it is to hold; a folder of other settings or other content is refused.
 
     Raises:
         InputError: With the difference, or what is in the way.
@@ -204,7 +210,7 @@ def claim_folder(out: Path, info: CohortInfo) -> None:
         found = read_info(out)
         if found == info:
             return
-        # Neither may labels come or go.
+        # labels may not come or go, either
         there, asked = ({"labelled": some.labelled, **some.settings} for some in (found, info))
         differences = [
             f"  {name}: {there.get(name, 'not set')} there, {asked.get(name, 'not set')} asked for"
@@ -219,6 +225,5 @@ def claim_folder(out: Path, info: CohortInfo) -> None:
             raise InputError(f"{out}: is a file; give a folder for the cohort")
         content = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
         if content:
-            names = ", ".join(content[:3])
-            raise InputError(f"{out}: holds other files ({names}, ...); give an empty folder for the cohort")
+            raise InputError(f"{out}: holds other files ({shortened(content, 3)}); give an empty folder for the cohort")
     write_info(out, info)

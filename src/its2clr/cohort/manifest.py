@@ -2,30 +2,34 @@
 
 Two forms are read. One table, `bag_id,path,label[,group,split]`, where `path` is a folder of images; or a
 table of bags, `bag_id,label[,group,split]`, with a table of instances, `bag_id,file[,label]`. Labels come
-from columns alone, never from paths. Of bags without labels, read to be predicted, no label column is looked at.
+from columns alone, never from paths. Where bags are read without labels, to be predicted, no label is looked at.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
-from its2clr.cohort.table_checks import (
+from its2clr.cohort.tables import (
     UNKNOWN_LABEL,
+    Problem,
+    at_row,
     check_bag_ids,
     check_classes,
     check_groups_in_one_split,
+    column_cells,
     parse_bag_labels,
     parse_groups,
     parse_instance_labels,
     parse_splits,
+    raise_problems,
+    read_table,
+    require_columns,
 )
-from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_table, require_columns
 
 IMAGE_SUFFIXES = (".bmp", ".dcm", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
-_INSTANCE_COLUMNS = ("bag_id", "file", "name", "label")
 _ADVICE = {
     "path": "or give a table of instances in place of column 'path'",
     "label": "bags without labels, to be predicted, can be packed with --unlabelled",
@@ -33,24 +37,37 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, eq=False)
-class Manifest:
-    """Bags and their images, checked.
+class BagTable:
+    """Bags to make a cohort of, checked.
 
     Attributes:
-        path: The table of bags.
+        path: The table.
         bags: `bag_id`, `label` (0 or 1; no such column without labels), `split` ("" if not given), `group`
-            and the additional columns; the index is the spreadsheet row.
-        instances: `bag_id`, `file` (absolute), `name` (as written), `label` (1, 0 or -1); the index is the
-            spreadsheet row of the instance, or of its bag if there is no table of instances.
+            and the additional columns; the index is the row of the table.
         has_splits: Whether each bag has its split already; bags without labels are all in test.
         labelled: Whether it was read with labels.
     """
 
     path: Path
     bags: pd.DataFrame
-    instances: pd.DataFrame
     has_splits: bool
-    labelled: bool = True
+    labelled: bool
+
+    def without(self, columns: Collection[str]) -> "BagTable":
+        """The table less some of its columns, which need not be there."""
+        return replace(self, bags=self.bags.drop(columns=list(columns), errors="ignore"))
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest(BagTable):
+    """Bags and their images, checked.
+
+    Attributes:
+        instances: `bag_id`, `file` (absolute), `name` (as written), `label` (1, 0 or -1); the index is the row of
+            the instance, or of its bag if there is no table of instances.
+    """
+
+    instances: pd.DataFrame
 
     @property
     def has_instance_labels(self) -> bool:
@@ -98,8 +115,6 @@ def check_manifest(
     table = read_table(path, problems)
     if table is None:
         return None, problems
-    if "group" not in table.columns and "patient" in table.columns:
-        table = table.rename(columns={"patient": "group"})
     needed = ["bag_id", *(["path"] if instances is None else []), *(["label"] if labelled else [])]
     if not require_columns(table, path, needed, problems, _ADVICE):
         return None, problems
@@ -107,59 +122,44 @@ def check_manifest(
         table = table.drop(columns=["label", "split"], errors="ignore")
     if table.empty:
         return None, [*problems, Problem(str(path), "there are no bags below the header")]
-    bags, has_splits = check_bags(table, path, problems, labelled=labelled)
+    bags = check_bags(table, path, problems, labelled=labelled)
     if instances is None:
         members: pd.DataFrame | None = _list_folders(table, path, problems)
     else:
         members = _read_instances(table, path, Path(instances), images_root, problems, labelled=labelled)
     if problems or members is None:
         return None, problems
-    dropped = ["path", "n_instances"] if instances is None else ["n_instances"]
-    bags = bags.drop(columns=[name for name in dropped if name in bags.columns])
-    return Manifest(path, bags, members, has_splits, labelled), problems
+    own_columns = ["path", "n_instances"] if instances is None else ["n_instances"]
+    return Manifest(**vars(bags.without(own_columns)), instances=members), problems
 
 
-def check_bags(
-    table: pd.DataFrame, path: Path, problems: list[Problem], *, labelled: bool = True
-) -> tuple[pd.DataFrame, bool]:
+def check_bags(table: pd.DataFrame, path: Path, problems: list[Problem], *, labelled: bool = True) -> BagTable:
     """Check identifiers, labels, groups and splits of a table of bags, noting what is wrong.
 
+    Args:
+        table: The cells.
+        path: Their file.
+        problems: Receives what is wrong.
+        labelled: Whether bags have labels; if not, every bag is in test.
+
     Returns:
-        The bags with the core columns first, and whether each has its split already.
+        The bags with the core columns first.
     """
-    return (_check_labelled_bags if labelled else _check_unlabelled_bags)(table, path, problems)
-
-
-def _check_labelled_bags(table: pd.DataFrame, path: Path, problems: list[Problem]) -> tuple[pd.DataFrame, bool]:
     before = len(problems)
     check_bag_ids(table, path, problems)
-    labels = parse_bag_labels(table, path, problems)
+    labels = parse_bag_labels(table, path, problems) if labelled else []
     groups = parse_groups(table, path, problems)
-    splits = parse_splits(table, path, problems)
+    splits = parse_splits(table, path, problems) if labelled else ["test"] * len(table)
+    cells_are_good = len(problems) == before
     if splits is not None:
-        cells_are_good = len(problems) == before
         check_groups_in_one_split(table.index.tolist(), groups, splits, path, problems)
-        if cells_are_good:
-            check_classes(labels, splits, str(path), problems)
-    elif len(problems) == before:
-        problems += [
-            Problem(str(path), f"no bag has label {label}; bags of both classes are needed")
-            for label in (0, 1)
-            if label not in labels
-        ]
-    core = {"bag_id": table["bag_id"].tolist(), "label": labels, "split": splits or "", "group": groups}
-    return _with_more_columns(core, table), splits is not None
-
-
-def _check_unlabelled_bags(table: pd.DataFrame, path: Path, problems: list[Problem]) -> tuple[pd.DataFrame, bool]:
-    check_bag_ids(table, path, problems)
-    groups = parse_groups(table, path, problems)
-    return _with_more_columns({"bag_id": table["bag_id"].tolist(), "split": "test", "group": groups}, table), True
-
-
-def _with_more_columns(core: Mapping[str, object], table: pd.DataFrame) -> pd.DataFrame:
+    if labelled and cells_are_good:
+        check_classes(labels, splits, str(path), problems)
+    label = {"label": labels} if labelled else {}
+    core = {"bag_id": table["bag_id"].tolist(), **label, "split": splits or "", "group": groups}
     more = {str(name): table[name].tolist() for name in table.columns if name not in core}
-    return pd.DataFrame({**core, **more}, index=table.index)
+    bags = pd.DataFrame({**core, **more}, index=table.index)
+    return BagTable(path, bags, has_splits=splits is not None, labelled=labelled)
 
 
 def _list_folders(table: pd.DataFrame, path: Path, problems: list[Problem]) -> pd.DataFrame:
@@ -182,7 +182,7 @@ def _list_folders(table: pd.DataFrame, path: Path, problems: list[Problem]) -> p
             problems.append(Problem(where, message))
         rows += [row] * len(files)
         members += [(bag_id, str(file), file.name, UNKNOWN_LABEL) for file in files]
-    return _to_instances(members, rows)
+    return _instance_table(members, rows)
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -233,8 +233,9 @@ def _read_instances(
         message = f"none of the files exist, the first would be {files[0]}; is the images root {root} right?"
         problems.append(Problem(at_row(path, table.index.tolist()[0]), message))
     members = list(zip(table["bag_id"].tolist(), map(str, files), names, labels, strict=True))
-    return _to_instances(members, table.index.tolist())
+    return _instance_table(members, table.index.tolist())
 
 
-def _to_instances(members: Sequence[tuple[str, str, str, int]], rows: list[int]) -> pd.DataFrame:
-    return pd.DataFrame(members, columns=list(_INSTANCE_COLUMNS), index=pd.Index(rows, name="row", dtype="int64"))
+def _instance_table(members: Sequence[tuple[str, str, str, int]], rows: list[int]) -> pd.DataFrame:
+    columns = ["bag_id", "file", "name", "label"]
+    return pd.DataFrame(members, columns=columns, index=pd.Index(rows, name="row", dtype="int64"))

@@ -1,4 +1,4 @@
-"""Work on many items in threads, in order, few of them in flight (Pillow decodes outside Python's lock)."""
+"""Apply a function to many items in threads: results in order, few items in flight (Pillow decodes without the GIL)."""
 
 import os
 from collections import deque
@@ -15,10 +15,14 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+def processors() -> int:
+    """The processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
 def default_workers() -> int:
     """The processors this process may use, at most 16."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    return min(16, allowed)
+    return min(16, processors())
 
 
 def map_in_threads(

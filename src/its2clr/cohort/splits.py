@@ -76,10 +76,10 @@ def _check_possible(sizes: _Counts) -> None:
     if mixed + min(negative, positive) >= len(SPLITS):
         return
     raise InputError(
-        "train, val and test cannot each get bags of both classes without dividing a group: there are "
-        f"{positive} groups with only label 1, {negative} with only label 0 and {mixed} with both, and three "
-        "times a mixed group or a pair of pure ones is needed. Add bags of the missing class from other "
-        "groups, or check that column 'group' does not join bags that are unrelated"
+        "train, val and test cannot each get bags of both classes without dividing a group: each of the three needs a "
+        "group with both labels, or one group of each label, and there are only "
+        f"{mixed} groups with both labels, {positive} with only label 1 and {negative} with only label 0. "
+        "Add bags of the missing class from other groups, or check that column 'group' does not join unrelated bags"
     )
 
 

@@ -1,21 +1,32 @@
-"""Read comma separated tables as text, with the row numbers a spreadsheet shows, and collect problems."""
+"""Tables that people write: read as text, their columns checked, and every problem collected with its row.
+
+Rows are numbered as a spreadsheet shows them: the header is row 1.
+"""
 
 import csv
-import difflib
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from its2clr.cohort.splits import SPLITS
 from its2clr.errors import InputError
+from its2clr.wording import did_you_mean, shortened_lines
 
-_LISTED = 10
-KNOWN_COLUMNS = {"bag_id", "path", "label", "split", "group", "patient", "file", "mpp", "annotation", "n_instances"}
-"""Columns with a meaning; their names are read in any case."""
+UNKNOWN_LABEL = -1
+"""Label of an instance whose ground truth is not known."""
 
+_KNOWN_COLUMNS = {"bag_id", "path", "label", "split", "group", "patient", "file", "mpp", "annotation", "n_instances"}
 _DELIMITERS = (",", ";", "\t")
+_LONGEST_FILE_NAME = 200
+_BAG_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
+_INSTANCE_LABELS = {**_BAG_LABELS, "": UNKNOWN_LABEL, "-1": UNKNOWN_LABEL, "-1.0": UNKNOWN_LABEL}
+_SPLIT_NAMES = {**{name: name for name in SPLITS}, "validation": "val", "valid": "val"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,7 @@ class Problem:
 
 
 def at_row(path: Path, row: int) -> str:
-    """Name a place in a table the way a spreadsheet does (the header is row 1)."""
+    """The name of a place in a table."""
     return f"{path}, row {row}"
 
 
@@ -45,34 +56,25 @@ def raise_problems(problems: Sequence[Problem]) -> None:
     Raises:
         InputError: If there is any problem.
     """
-    if not problems:
-        return
     if len(problems) == 1:
         raise InputError(str(problems[0]))
-    lines = [f"{len(problems)} problems:"]
-    lines += [f"  {problem}" for problem in problems[:_LISTED]]
-    if len(problems) > _LISTED:
-        lines.append(f"  and {len(problems) - _LISTED} more")
-    raise InputError("\n".join(lines))
-
-
-def _known_name(name: str) -> str:
-    """`Group` and `SPLIT` mean what `group` and `split` do; a column passed over for its case would leak patients."""
-    return name.lower() if name.lower() in KNOWN_COLUMNS else name
+    if problems:
+        raise InputError("\n  ".join([f"{len(problems)} problems:", *shortened_lines([str(one) for one in problems])]))
 
 
 def read_table(path: Path, problems: list[Problem]) -> pd.DataFrame | None:
     """Read a table with every cell as text, stripped of surrounding blanks.
 
-    Nothing is guessed: `007`, `NA` and `1e5` stay what they are. Empty lines are skipped. Commas,
-    semicolons and tabs are accepted as separators, whichever the header uses most.
+    Nothing is guessed: `007`, `NA` and `1e5` stay what they are. Empty lines are skipped. Commas, semicolons and
+    tabs are accepted as separators, whichever the header uses most. Columns with a meaning are known in any case of
+    letters, and `patient` serves as `group` where there is no `group`.
 
     Args:
         path: The file, UTF-8 with or without byte order mark.
         problems: Receives what is wrong with the file.
 
     Returns:
-        The cells, indexed by spreadsheet row; None if the file cannot be used at all.
+        The cells, indexed by row; None if the file cannot be used at all.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -90,7 +92,7 @@ def read_table(path: Path, problems: list[Problem]) -> pd.DataFrame | None:
     except csv.Error as error:
         problems.append(Problem(str(path), f"cannot be read as a table ({error})"))
         return None
-    columns = [_known_name(cell.strip()) for cell in records[0]] if records else []
+    columns = [_column_name(cell.strip()) for cell in records[0]] if records else []
     if not any(columns):
         problems.append(Problem(at_row(path, 1), "the first row must name the columns, but it is empty"))
         return None
@@ -101,22 +103,29 @@ def read_table(path: Path, problems: list[Problem]) -> pd.DataFrame | None:
         message = "column without a name" if repeated == [""] else f"column {repeated[-1]!r} appears twice"
         problems.append(Problem(at_row(path, 1), message))
         return None
+    if "group" not in columns:
+        columns = ["group" if name == "patient" else name for name in columns]
     return _to_frame(path, columns, records[1:], problems)
 
 
-def read_bag_table(path: Path) -> pd.DataFrame:
-    """A table of bags as text, in which a column `patient` serves as `group` where there is none.
+def read_columns(path: Path, names: Iterable[str], advice: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """Read a table that must have these columns; see `read_table` and `require_columns`.
 
     Raises:
-        InputError: It cannot be read as a table.
+        InputError: It cannot be read, or a column is missing.
     """
     problems: list[Problem] = []
     table = read_table(path, problems)
+    if table is not None:
+        require_columns(table, path, names, problems, advice)
     raise_problems(problems)
     assert table is not None
-    if "group" not in table.columns and "patient" in table.columns:
-        table = table.rename(columns={"patient": "group"})
     return table
+
+
+def _column_name(written: str) -> str:
+    """`Group` and `SPLIT` mean what `group` and `split` do; a column passed over for its case would leak patients."""
+    return written.lower() if written.lower() in _KNOWN_COLUMNS else written
 
 
 def _to_frame(path: Path, columns: list[str], records: list[list[str]], problems: list[Problem]) -> pd.DataFrame:
@@ -137,7 +146,7 @@ def _to_frame(path: Path, columns: list[str], records: list[list[str]], problems
 
 
 def column_cells(table: pd.DataFrame, column: str) -> list[tuple[int, str]]:
-    """List the cells of a column with their spreadsheet rows."""
+    """The cells of a column, each with its row."""
     return list(zip(table.index.tolist(), table[column].tolist(), strict=True))
 
 
@@ -163,10 +172,123 @@ def require_columns(
     found = [str(name) for name in table.columns]
     missing = [name for name in names if name not in found]
     for name in missing:
-        remedy = f" ({advice[name]})" if advice and name in advice else ""
-        spelled = {column.lower(): column for column in found}
-        close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
-        hint = f"; did you mean {spelled[close[0]]!r}?" if close else ""
-        message = f"column {name!r} is missing; the columns are: {', '.join(found)}{hint}{remedy}"
+        remedy = f"; {advice[name]}" if advice and name in advice else ""
+        message = f"column {name!r} is missing{did_you_mean(name, found)} (columns: {', '.join(found)}){remedy}"
         problems.append(Problem(at_row(path, 1), message))
     return not missing
+
+
+def check_bag_ids(table: pd.DataFrame, path: Path, problems: list[Problem]) -> None:
+    """Note bag identifiers that are empty, used twice, or too long to name a file."""
+    first: dict[str, int] = {}
+    for row, bag_id in column_cells(table, "bag_id"):
+        where = at_row(path, row)
+        if not bag_id:
+            problems.append(Problem(where, "bag_id is empty"))
+        elif bag_id in first:
+            problems.append(Problem(where, f"bag_id {bag_id!r} was already used in row {first[bag_id]}"))
+        elif len(quote(bag_id, safe="")) > _LONGEST_FILE_NAME:
+            problems.append(Problem(where, f"bag_id {bag_id[:30]!r}... is too long to name a file"))
+        first.setdefault(bag_id, row)
+
+
+def parse_bag_labels(table: pd.DataFrame, path: Path, problems: list[Problem]) -> list[int]:
+    """Read the label column of bags; a cell that is not 0 or 1 is noted and read as unknown."""
+    return _parse_labels(table, path, problems, _BAG_LABELS, "0 or 1")
+
+
+def parse_instance_labels(table: pd.DataFrame, path: Path, problems: list[Problem]) -> list[int]:
+    """Read the label column of instances; empty and -1 mean unknown."""
+    return _parse_labels(table, path, problems, _INSTANCE_LABELS, "0 or 1 (empty or -1 if unknown)")
+
+
+def _parse_labels(
+    table: pd.DataFrame, path: Path, problems: list[Problem], known: Mapping[str, int], expected: str
+) -> list[int]:
+    cells = column_cells(table, "label")
+    problems += [
+        Problem(at_row(path, row), f"label is {cell!r}, expected {expected}")
+        for row, cell in cells
+        if cell not in known
+    ]
+    return [known.get(cell, UNKNOWN_LABEL) for _, cell in cells]
+
+
+def parse_groups(table: pd.DataFrame, path: Path, problems: list[Problem]) -> list[str]:
+    """Read which bags belong together; without a (filled) column `group` each bag stands alone."""
+    bag_ids = [str(bag_id) for bag_id in table["bag_id"]]
+    if "group" not in table.columns:
+        return bag_ids
+    cells = column_cells(table, "group")
+    if not any(group for _, group in cells):
+        return bag_ids
+    for row, group in cells:
+        if not group:
+            message = "group is empty while other rows have one; fill it, or leave out the whole column"
+            problems.append(Problem(at_row(path, row), message))
+    return [group for _, group in cells]
+
+
+def parse_splits(table: pd.DataFrame, path: Path, problems: list[Problem]) -> list[str] | None:
+    """Read the split column as train, val or test (`validation` and `valid` mean val).
+
+    Returns:
+        One split per bag, "" where the cell is wrong; None if no bag has a split.
+    """
+    if "split" not in table.columns:
+        return None
+    cells = column_cells(table, "split")
+    if not any(split for _, split in cells):
+        return None
+    splits = []
+    for row, cell in cells:
+        split = _SPLIT_NAMES.get(cell.lower(), "")
+        if not cell:
+            message = "split is empty while other rows have one; fill it, or leave out the whole column"
+            problems.append(Problem(at_row(path, row), message))
+        elif not split:
+            problems.append(Problem(at_row(path, row), f"split is {cell!r}, expected train, val or test"))
+        splits.append(split)
+    return splits
+
+
+def check_groups_in_one_split(
+    rows: Sequence[int], groups: Sequence[str], splits: Sequence[str], path: Path, problems: list[Problem]
+) -> None:
+    """Note each bag whose group already has bags in another split."""
+    first: dict[str, tuple[str, int]] = {}
+    for row, group, split in zip(rows, groups, splits, strict=True):
+        other, other_row = first.setdefault(group, (split, row))
+        if split and other and split != other:
+            message = f"group {group!r} is in split {split!r} here and in {other!r} in row {other_row}"
+            problems.append(Problem(at_row(path, row), message))
+
+
+def check_classes(labels: Sequence[int], splits: Sequence[str] | None, where: str, problems: list[Problem]) -> None:
+    """Note each split that has no bags, or bags of one class only; without splits, each class that has no bag."""
+    if splits is None:
+        needed = "bags of both classes are needed"
+        problems += [Problem(where, f"no bag has label {label}; {needed}") for label in (0, 1) if label not in labels]
+        return
+    for name in SPLITS:
+        classes = {label for label, split in zip(labels, splits, strict=True) if split == name}
+        if not classes:
+            only_new = " (--unlabelled packs bags that are only to be predicted)" if set(splits) == {"test"} else ""
+            message = f"no bag is in split {name!r}; train, val and test each need bags of both classes{only_new}"
+            problems.append(Problem(where, message))
+            continue
+        problems += [
+            Problem(where, f"split {name!r} has no bag with label {label}; each split needs both classes")
+            for label in (0, 1)
+            if label not in classes
+        ]
+
+
+def contradiction(label: int, labels: npt.NDArray[np.int8]) -> str | None:
+    """How the labels of a bag's instances contradict that of the bag; None if they do not."""
+    positives = int((labels == 1).sum())
+    if label == 0 and positives:
+        return f"is negative but {positives} of its instances are labelled positive"
+    if label == 1 and (labels == 0).all():
+        return "is positive but all its instances are labelled negative"
+    return None

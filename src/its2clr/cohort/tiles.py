@@ -20,16 +20,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from its2clr import __version__
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
+from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels, level0_mpp, magnification_of, shared_pixels
+from its2clr.version import __version__
 
 _FORMATS = ("JPEG", "PNG")
 _ENCODINGS = ("jpeg", "png")
 FEATURES = "features"
 """Name of the features in a tile file, and the encoding of one that holds them instead of images."""
-MAGNIFICATION_MPP = 10.0
-"""Microns per pixel at magnification 1, by convention."""
 _ADVICE = "remove it and make the cohort again"
 
 
@@ -54,9 +53,9 @@ class TileFile:
     path: Path
     offsets: npt.NDArray[np.int64]
     bag_id: str
-    mpp: float
-    tile_size: int
-    tile_size_level0: int
+    mpp: MicronsPerPixel
+    tile_size: TilePixels
+    tile_size_level0: Level0Pixels
     source: str
     encoding: str
     its2clr_version: str
@@ -77,17 +76,23 @@ class TileFile:
         """That of the stored tiles: as the feature file said it, else by convention 10 / mpp; None if unknown."""
         if "magnification" in self.attributes:
             return float(self.attributes["magnification"])
-        return MAGNIFICATION_MPP / self.mpp if math.isfinite(self.mpp) else None
+        return magnification_of(self.mpp) if math.isfinite(self.mpp) else None
 
     @property
-    def overlap(self) -> int | None:
+    def mpp_level0(self) -> MicronsPerPixel:
+        """Microns per pixel of level 0; NaN if unknown."""
+        by_tile = level0_mpp(self.mpp, self.tile_size, self.tile_size_level0)
+        found = float(self.attributes.get("mpp_level0", by_tile))
+        return MicronsPerPixel(found if found > 0 else math.nan)
+
+    @property
+    def overlap(self) -> TilePixels | None:
         """Pixels of the stored tile that neighbours share; None if unknown, which it may be for features only."""
         if "overlap" in self.attributes:
-            return int(self.attributes["overlap"])
+            return TilePixels(int(self.attributes["overlap"]))
         if "step_level0" in self.attributes:
-            step = int(self.attributes["step_level0"])
-            return max(0, round(self.tile_size * (1 - step / self.tile_size_level0)))
-        return 0 if self.has_images else None
+            return shared_pixels(self.tile_size, int(self.attributes["step_level0"]), self.tile_size_level0)
+        return TilePixels(0) if self.has_images else None
 
     def encoded(self, index: int) -> bytes:
         """The encoded bytes of one image."""
@@ -136,9 +141,9 @@ def write_tile_file(
     labels: npt.ArrayLike | None = None,
     *,
     bag_id: str,
-    tile_size: int,
-    tile_size_level0: int,
-    mpp: float,
+    tile_size: TilePixels,
+    tile_size_level0: Level0Pixels,
+    mpp: MicronsPerPixel,
     source: str,
     encoding: str,
     attributes: Mapping[str, str | int | float] | None = None,
@@ -185,9 +190,9 @@ def write_feature_tiles(
     labels: npt.ArrayLike | None = None,
     *,
     bag_id: str,
-    tile_size: int,
-    tile_size_level0: int,
-    mpp: float,
+    tile_size: TilePixels,
+    tile_size_level0: Level0Pixels,
+    mpp: MicronsPerPixel,
     source: str,
     attributes: Mapping[str, str | int | float] | None = None,
 ) -> None:
@@ -208,9 +213,9 @@ def write_feature_tiles(
 
 def _description(
     bag_id: str,
-    tile_size: int,
-    tile_size_level0: int,
-    mpp: float,
+    tile_size: TilePixels,
+    tile_size_level0: Level0Pixels,
+    mpp: MicronsPerPixel,
     source: str,
     encoding: str,
     attributes: Mapping[str, str | int | float] | None,
@@ -282,9 +287,9 @@ def read_tiles(path: Path, *, labels_visible: bool = True) -> TileFile:
                 path=path,
                 offsets=offsets,
                 bag_id=str(attributes["bag_id"]),
-                mpp=float(attributes["mpp"]),
-                tile_size=int(attributes["tile_size"]),
-                tile_size_level0=int(attributes["tile_size_level0"]),
+                mpp=MicronsPerPixel(float(attributes["mpp"])),
+                tile_size=TilePixels(int(attributes["tile_size"])),
+                tile_size_level0=Level0Pixels(int(attributes["tile_size_level0"])),
                 source=str(attributes["source"]),
                 encoding=str(attributes["encoding"]),
                 its2clr_version=str(attributes["its2clr_version"]),
@@ -387,17 +392,6 @@ def decode(encoded: bytes) -> npt.NDArray[np.uint8]:
             return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     except Exception as error:
         raise InputError(f"the image cannot be decoded ({error})") from error
-
-
-def virtual_grid(count: int, tile_size: int) -> npt.NDArray[np.int64]:
-    """Coordinates for images that have no place: a square grid, row by row.
-
-    Returns:
-        (N, 2) x, y in pixels.
-    """
-    columns = max(1, math.isqrt(max(count, 1) - 1) + 1)  # the square root, rounded up
-    number = np.arange(count, dtype=np.int64)
-    return np.stack([number % columns, number // columns], axis=1) * tile_size
 
 
 def _as_text(name: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import jinja2
 import yaml
 
-from its2clr import __version__
 from its2clr.cohort import Cohort
 from its2clr.config import FEATURES, EncoderConfig, RunConfig
 from its2clr.encoder_export.network_files import TimmFolder, needed_in_code
@@ -17,6 +16,7 @@ from its2clr.encoder_export.trident import TridentFolder
 from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.predict.tiling import Tiling
 from its2clr.run.names import START, encoder_names
+from its2clr.version import __version__
 
 _SECTIONS = ("seed", "encoder", "projector", "pretrain", "refine", "end_to_end", "aggregator")
 _PATHS = (("encoder", "weights"), ("pretrain", "start"), ("refine", "corrections"))

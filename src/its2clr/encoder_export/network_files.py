@@ -23,6 +23,7 @@ from its2clr.encoders.encoder import Encoder
 from its2clr.encoders.weights import without_foreign_weights
 from its2clr.errors import InputError
 from its2clr.files import write_json
+from its2clr.units import TilePixels
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 ONNX = "encoder.onnx"
@@ -47,7 +48,7 @@ class TimmFolder(NamedTuple):
     by_name: bool
 
 
-def write_timm_folder(folder: Path, encoder: Encoder, config: EncoderConfig, tile_size: int) -> TimmFolder:
+def write_timm_folder(folder: Path, encoder: Encoder, config: EncoderConfig, tile_size: TilePixels) -> TimmFolder:
     """Write weights and config, and check that timm alone rebuilds the same network from them.
 
     Args:
@@ -78,7 +79,7 @@ def write_timm_folder(folder: Path, encoder: Encoder, config: EncoderConfig, til
     return TimmFolder(document, by_name)
 
 
-def timm_config(encoder: Encoder, config: EncoderConfig, tile_size: int) -> dict[str, Any]:
+def timm_config(encoder: Encoder, config: EncoderConfig, tile_size: TilePixels) -> dict[str, Any]:
     """What timm's `config.json` says: architecture, its arguments, and how tiles are normalised."""
     backbone = encoder.backbone
     known: dict[str, Any] = dict(backbone.pretrained_cfg)  # type: ignore[arg-type]
@@ -121,7 +122,7 @@ def require_onnx() -> None:
         raise InputError(f"ONNX needs {' and '.join(missing)}, not installed here: pip install 'its2clr[onnx]'")
 
 
-def write_onnx(path: Path, encoder: Encoder, tile_size: int) -> None:
+def write_onnx(path: Path, encoder: Encoder, tile_size: TilePixels) -> None:
     """Write an encoder as ONNX, for batches of any size of tiles of one size.
 
     Args:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort, TileFile
-from its2clr.cohort.tiles import MAGNIFICATION_MPP
+from its2clr.units import level0_magnification, magnification_of
 
 _OBJECTIVES = (0.625, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 _SAME_SCALE = 0.05
@@ -102,7 +102,9 @@ def _write_bag(base: Path, encoder: str, tiles: TileFile, features: NDArray[np.f
         attributes["overlap"] = tiles.overlap
     if tiles.magnification is not None:
         attributes["target_magnification"] = _number(tiles.magnification)
-        attributes["level0_magnification"] = _number(tiles.magnification * tiles.tile_size_level0 / tiles.tile_size)
+        attributes["level0_magnification"] = _number(
+            level0_magnification(tiles.magnification, tiles.tile_size, tiles.tile_size_level0)
+        )
     made_by = {"name": tiles.bag_id, "savetodir": f"features_{encoder}", "encoder": encoder}
     for path, datasets in (
         (base / "patches" / f"{name}_patches.h5", {"coords": (tiles.coords, attributes)}),
@@ -122,7 +124,7 @@ def _magnifications(cohort: Cohort, bags: Sequence[TileFile]) -> list[float]:
     """The magnification that slides were cut at, or those of the bags; none if a bag does not know its own."""
     mpp = cohort.info.settings.get("mpp")
     if mpp:
-        return [MAGNIFICATION_MPP / float(mpp)]
+        return [magnification_of(float(mpp))]
     known = [tiles.magnification for tiles in bags if tiles.magnification is not None]
     return known if len(known) == len(bags) else []
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from its2clr.config import FEATURES, EncoderConfig, ProjectorConfig
 from its2clr.errors import InputError
-from its2clr.views import to_float
+from its2clr.views.plain import to_float
 from its2clr.wording import did_you_mean
 
 

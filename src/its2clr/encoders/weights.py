@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from its2clr import __version__
 from its2clr.config import FEATURES, EncoderConfig, ProjectorConfig, RunConfig
 from its2clr.encoders.adapter import adapter_encoder
 from its2clr.encoders.encoder import EmbeddingNetwork, create_encoder, create_projector
@@ -15,6 +14,7 @@ from its2clr.engine.checkpoint import load_checkpoint, load_module, save_checkpo
 from its2clr.engine.training_state import BestCheckpoints
 from its2clr.engine.workspace import Workspace
 from its2clr.errors import InputError
+from its2clr.version import __version__
 
 FOREIGN_WEIGHTS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 """Options of timm that fetch weights or read them from other files."""

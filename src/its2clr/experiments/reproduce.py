@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from its2clr import __version__
 from its2clr.cohort import Cohort
 from its2clr.cohort.resample import resample_cohort
 from its2clr.errors import InputError
@@ -18,6 +17,7 @@ from its2clr.experiments.pages import write_section
 from its2clr.experiments.plan import Job, Needs, Planner
 from its2clr.experiments.spec import Resampling, read_budget, select
 from its2clr.files import atomic_path, write_text
+from its2clr.version import __version__
 
 Say = Callable[[str], None]
 
@@ -203,7 +203,7 @@ def embedded_cohort(budget: str, out: Path) -> Path:
     Raises:
         InputError: The budget has none.
     """
-    from its2clr.cohort.synthetic.packing import make_synthetic
+    from its2clr.cohort.synthetic.synthetic_cohort import make_synthetic
 
     settings = read_budget(budget).embedded
     if settings is None:

@@ -14,8 +14,9 @@ from typing import Any, Literal
 from its2clr.files import atomic_path
 from its2clr.maps.colours import check_threshold
 from its2clr.maps.regions import find_regions
-from its2clr.maps.source import ScoredModel, Source, bag_file, mpp_level0
+from its2clr.maps.source import ScoredModel, Source, bag_file
 from its2clr.run.scores import BagScores
+from its2clr.units import MicronsPerPixel
 
 Part = Literal["regions", "tiles"]
 
@@ -24,6 +25,7 @@ NEGATIVE: dict[str, Any] = {"name": "Negative", "color": [112, 112, 225]}
 """QuPath's own classes in their colours."""
 
 _DIGITS = 6
+_UNKNOWN_MPP = MicronsPerPixel(math.nan)
 
 
 def write_geojsons(
@@ -49,8 +51,8 @@ def write_geojsons(
     """
     for done, bag_id in enumerate(bag_ids, start=1):
         scores = {model.name: model.bag(bag_id) for model in models}
-        mpp = mpp_level0(source.places[bag_id].tiles())
-        write_geojson(bag_file(out, bag_id, ".geojson"), scores, threshold, mpp, only)
+        mpp_level0 = source.places[bag_id].tiles().mpp_level0
+        write_geojson(bag_file(out, bag_id, ".geojson"), scores, threshold, mpp_level0, only)
         if progress is not None:
             progress(done, len(bag_ids))
 
@@ -59,7 +61,7 @@ def write_geojson(
     path: Path,
     models: Mapping[str, BagScores],
     threshold: float,
-    mpp: float = math.nan,
+    mpp_level0: MicronsPerPixel = _UNKNOWN_MPP,
     only: Part | None = None,
 ) -> None:
     """Write the file of a bag.
@@ -68,7 +70,7 @@ def write_geojson(
         path: File to write.
         models: Scores of the bag by the name of the model; the first one decides classes and regions.
         threshold: The least probability of what is positive.
-        mpp: Microns per pixel of level 0; NaN if unknown, and areas are then left to QuPath.
+        mpp_level0: Microns per pixel of level 0; NaN if unknown, and areas are then left to QuPath.
         only: Which part to write; None: both.
 
     Raises:
@@ -78,31 +80,31 @@ def write_geojson(
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.write('{"type": "FeatureCollection", "features": [')
         separator = "\n"
-        for feature in _features(models, threshold, mpp, only):
+        for feature in _features(models, threshold, mpp_level0, only):
             file.write(separator + json.dumps(feature, ensure_ascii=False, allow_nan=False))
             separator = ",\n"
         file.write("\n]}\n")
 
 
 def _features(
-    models: Mapping[str, BagScores], threshold: float, mpp: float, only: Part | None
+    models: Mapping[str, BagScores], threshold: float, mpp_level0: MicronsPerPixel, only: Part | None
 ) -> Iterator[dict[str, Any]]:
     name, scores = next(iter(models.items()))
     if only != "tiles":
-        yield from _regions(name, scores, threshold, mpp)
+        yield from _regions(name, scores, threshold, mpp_level0)
     if only != "regions":
         yield from _tiles(models, scores, threshold)
 
 
-def _regions(name: str, scores: BagScores, threshold: float, mpp: float) -> Iterator[dict[str, Any]]:
+def _regions(name: str, scores: BagScores, threshold: float, mpp_level0: MicronsPerPixel) -> Iterator[dict[str, Any]]:
     for number, region in enumerate(find_regions(scores, threshold), start=1):
         measurements: dict[str, float] = {
             f"{name} mean probability": round(region.mean, _DIGITS),
             f"{name} max probability": round(region.highest, _DIGITS),
             "tiles": region.tiles,
         }
-        if math.isfinite(mpp):
-            measurements["area um^2"] = round(region.polygon.area * mpp**2, 3)
+        if math.isfinite(mpp_level0):
+            measurements["area um^2"] = round(region.polygon.area * mpp_level0**2, 3)
         rings = [
             [[int(x), int(y)] for x, y in ring.coords] for ring in (region.polygon.exterior, *region.polygon.interiors)
         ]

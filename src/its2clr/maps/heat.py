@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from its2clr.run.scores import BagScores
+from its2clr.units import Level0Pixels
 
 DECIMALS = 9
 """Means carry rounding errors; a mean of tiles that lie just on a threshold must not fall below it."""
@@ -28,10 +29,10 @@ DECIMALS = 9
 class Window(NamedTuple):
     """A part of a bag, in pixels of level 0."""
 
-    x: int
-    y: int
-    width: int
-    height: int
+    x: Level0Pixels
+    y: Level0Pixels
+    width: Level0Pixels
+    height: Level0Pixels
 
 
 def heat(scores: BagScores, window: Window, out: tuple[int, int]) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ from its2clr.maps.colours import check_threshold
 from its2clr.maps.overlay import Ground, choose_factor, write_overlay, write_probability
 from its2clr.maps.panels import draw_bag
 from its2clr.maps.sheet import lay_out
-from its2clr.maps.source import ScoredModel, Source, bag_file, mpp_level0, open_source
+from its2clr.maps.source import ScoredModel, Source, bag_file, open_source
 
 SHEET_FILE = "maps.png"
 SHEET_BAGS = 6
@@ -125,7 +125,7 @@ def write_overlays(
             size = canvas.size
         for model in models:
             scores = model.bag(bag_id)
-            ground = Ground(size, mpp_level0(tiles), choose_factor(scores) if factor is None else factor)
+            ground = Ground(size, tiles.mpp_level0, choose_factor(scores) if factor is None else factor)
             place = folder / model.folder
             write_overlay(bag_file(place / "colour", bag_id, ".ome.tiff"), scores, ground, threshold, model.title)
             write_probability(bag_file(place / "probability", bag_id, ".ome.tiff"), scores, ground, model.title)

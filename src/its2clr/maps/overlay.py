@@ -22,12 +22,13 @@ import numpy as np
 import tifffile
 from numpy.typing import NDArray
 
-from its2clr import __version__
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
 from its2clr.maps.colours import colour
 from its2clr.maps.heat import Window, heat, tiles_in
 from its2clr.run.scores import BagScores
+from its2clr.units import Level0Pixels, Level0Size, MicronsPerPixel
+from its2clr.version import __version__
 
 TILE = 512
 LARGEST_FACTOR = 16
@@ -44,12 +45,12 @@ class Ground:
 
     Attributes:
         size: Width and height of the slide at level 0.
-        mpp: Microns per pixel of level 0; NaN if unknown.
+        mpp_level0: Microns per pixel of level 0; NaN if unknown.
         factor: Level-0 pixels per pixel of the overlay, along a side.
     """
 
-    size: tuple[int, int]
-    mpp: float
+    size: Level0Size
+    mpp_level0: MicronsPerPixel
     factor: int
 
     def __post_init__(self) -> None:
@@ -111,7 +112,7 @@ def _write(path: Path, scores: BagScores, ground: Ground, paint: _Paint, title: 
                     software=False,
                     subifds=len(sizes) - 1 if level == 0 else None,
                     subfiletype=int(level > 0),
-                    **_resolution(ground.mpp * step),
+                    **_resolution(ground.mpp_level0 * step),
                     **options,
                 )
         _link_levels(temporary)
@@ -126,7 +127,7 @@ def _tiles(scores: BagScores, size: tuple[int, int], step: int, paint: _Paint) -
     empty = zlib.compress(paint(np.full((TILE, TILE), np.nan)).tobytes())
     for top in range(0, size[1], TILE):
         for left in range(0, size[0], TILE):
-            window = Window(left * step, top * step, TILE * step, TILE * step)
+            window = Window(*(Level0Pixels(length * step) for length in (left, top, TILE, TILE)))
             if tiles_in(scores, window).any():
                 yield zlib.compress(paint(heat(scores, window, (TILE, TILE))).tobytes())
             else:
@@ -154,9 +155,9 @@ def _describe(
         **facts,
     }
     scale: dict[str, Any] = {}
-    if math.isfinite(ground.mpp):
+    if math.isfinite(ground.mpp_level0):
         for axis in "XY":
-            scale |= {f"PhysicalSize{axis}": ground.mpp * ground.factor, f"PhysicalSize{axis}Unit": "µm"}
+            scale |= {f"PhysicalSize{axis}": ground.mpp_level0 * ground.factor, f"PhysicalSize{axis}Unit": "µm"}
     identity = uuid.uuid5(_NAMESPACE, repr((facts, scale, sample.dtype.str)))
     xml = tifffile.OmeXml(Creator=f"its2clr {__version__}", UUID=str(identity))
     width, height = size

@@ -14,8 +14,9 @@ from its2clr.cohort.slides.slide_image import SlideProblem
 from its2clr.cohort.tiles import TileFile
 from its2clr.maps.colours import colour
 from its2clr.maps.heat import Window, heat
-from its2clr.maps.source import ScoredModel, Source, mpp_level0
+from its2clr.maps.source import ScoredModel, Source
 from its2clr.maps.truth import Truth, bag_truth
+from its2clr.units import ORIGIN, Level0Pixels, MicronsPerPixel
 
 IMAGE, TRUTH = "Image", "Ground truth"
 """Titles of the first panels."""
@@ -46,13 +47,13 @@ class BagPanels(NamedTuple):
         bag_id: The bag.
         panels: Slide, ground truth if there is any, one per model.
         scale: Pixels of a panel per pixel of level 0.
-        mpp: Microns per pixel of level 0; NaN if unknown.
+        mpp_level0: Microns per pixel of level 0; NaN if unknown.
     """
 
     bag_id: str
     panels: list[Panel]
     scale: float
-    mpp: float
+    mpp_level0: MicronsPerPixel
 
 
 def draw_bag(source: Source, bag_id: str, models: Sequence[ScoredModel], threshold: float, longest: int) -> BagPanels:
@@ -72,7 +73,7 @@ def draw_bag(source: Source, bag_id: str, models: Sequence[ScoredModel], thresho
         out = panel_size(canvas.size, longest)
         slide = _picture(canvas, tiles, out)
         truth = bag_truth(place, scores[0], canvas)
-        window = Window(0, 0, *canvas.size)
+        window = Window(*ORIGIN, *canvas.size)
     panels = [Panel(IMAGE, bag_id + _LABELS[place.label], slide)]
     scale = np.array(out) / np.array(window[2:])
     if truth is not None:
@@ -82,7 +83,7 @@ def draw_bag(source: Source, bag_id: str, models: Sequence[ScoredModel], thresho
         overlay = Image.fromarray(colour(heat(found, window, out), threshold))
         caption = f"bag probability {found.probability:.2f}"
         panels.append(Panel(model.title, caption, lay_over(slide, overlay)))
-    return BagPanels(bag_id, panels, float(scale[0]), mpp_level0(tiles))
+    return BagPanels(bag_id, panels, float(scale[0]), tiles.mpp_level0)
 
 
 def panel_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
@@ -97,22 +98,23 @@ def _picture(canvas: Canvas, tiles: TileFile, out: tuple[int, int]) -> Image.Ima
     try:
         return thumbnail(canvas, out)
     except SlideProblem:
-        return TileCanvas(tiles).read(0, 0, *canvas.size, out)
+        return TileCanvas(tiles).read(*ORIGIN, *canvas.size, out)
 
 
 def thumbnail(canvas: Canvas, out: tuple[int, int]) -> Image.Image:
     """The whole canvas; a large one in parts, since its coarsest level may be as large as itself."""
     width, height = canvas.size
     if not canvas.is_slide or width * height <= _BLOCK_PIXELS:
-        return canvas.read(0, 0, width, height, out)
+        return canvas.read(*ORIGIN, width, height, out)
     picture = Image.new("RGB", out)
     parts = math.ceil(math.sqrt(width * height / _BLOCK_PIXELS))
     edges = [np.linspace(0, side, parts + 1).round().astype(int).tolist() for side in out]
     for left, right in zip(edges[0][:-1], edges[0][1:], strict=True):
         for top, bottom in zip(edges[1][:-1], edges[1][1:], strict=True):
-            x, x_end = (round(edge * width / out[0]) for edge in (left, right))
-            y, y_end = (round(edge * height / out[1]) for edge in (top, bottom))
-            picture.paste(canvas.read(x, y, x_end - x, y_end - y, (right - left, bottom - top)), (left, top))
+            x, x_end = (Level0Pixels(round(edge * width / out[0])) for edge in (left, right))
+            y, y_end = (Level0Pixels(round(edge * height / out[1])) for edge in (top, bottom))
+            size = Level0Pixels(x_end - x), Level0Pixels(y_end - y)
+            picture.paste(canvas.read(x, y, *size, (right - left, bottom - top)), (left, top))
     return picture
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from its2clr.cohort.slides.masks import mask_polygons
 from its2clr.maps.heat import mean, spans, weighted_sums
 from its2clr.run.scores import BagScores
+from its2clr.units import Level0Pixels
 
 _MOST_CELLS = 2**18
 _INSET = 0.25
@@ -76,7 +77,7 @@ def find_regions(scores: BagScores, threshold: float) -> list[Region]:
 
 def _cells(
     corners: NDArray[np.int64],
-    side: int,
+    side: Level0Pixels,
     values: NDArray[np.float64],
     threshold: float,
     window: tuple[int, int, int, int],
@@ -109,7 +110,7 @@ def _cells(
 
 def _halved(
     corners: NDArray[np.int64],
-    side: int,
+    side: Level0Pixels,
     values: NDArray[np.float64],
     threshold: float,
     window: tuple[int, int, int, int],

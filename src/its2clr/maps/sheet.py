@@ -57,7 +57,7 @@ def lay_out(rows: Sequence[BagPanels], threshold: float) -> Image.Image:
 
 def _with_scale_bar(image: Image.Image, row: BagPanels, text: int) -> Image.Image:
     """A bar of a round length in microns in the lower left corner, if the scale is known."""
-    microns = row.mpp / row.scale  # per pixel of the panel
+    microns = row.mpp_level0 / row.scale  # per pixel of the panel
     if not math.isfinite(microns):
         return image
     length = _round_length(image.width * _BAR_SHARE * microns)

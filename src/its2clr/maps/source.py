@@ -1,6 +1,5 @@
 """Where scores come from: the folder of an evaluated run, or of predictions for new bags; both look the same here."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -131,12 +130,6 @@ class Source:
 def bag_file(folder: Path, bag_id: str, suffix: str) -> Path:
     """The file of a bag in a folder, whatever the bag is called."""
     return folder / f"{quote(bag_id, safe='')}{suffix}"
-
-
-def mpp_level0(tiles: TileFile) -> float:
-    """Microns per pixel of level 0 of a tile file; NaN if unknown."""
-    mpp = float(tiles.attributes.get("mpp_level0", tiles.mpp * tiles.tile_size / tiles.tile_size_level0))
-    return mpp if mpp > 0 else math.nan
 
 
 def open_source(folder: str | Path) -> Source:

@@ -1,6 +1,5 @@
 """Score predictions for new bags against labels that prediction never saw: external validation."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,24 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.metrics import brier_score_loss
 
-from its2clr import __version__
 from its2clr.cohort.layout import PROBLEMS_FILE
-from its2clr.cohort.table_checks import check_bag_ids, parse_bag_labels, parse_instance_labels
-from its2clr.cohort.tables import Problem, at_row, raise_problems, read_table, require_columns
+from its2clr.cohort.tables import (
+    Problem,
+    at_row,
+    check_bag_ids,
+    parse_bag_labels,
+    parse_instance_labels,
+    raise_problems,
+    read_columns,
+)
 from its2clr.errors import InputError
 from its2clr.evaluation.arrays import UNKNOWN
 from its2clr.evaluation.bags import BAG_METRICS, bag_metric_intervals, bag_metrics
 from its2clr.evaluation.instances import instance_auc_interval, instance_metrics
 from its2clr.files import read_json
 from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
+from its2clr.version import __version__
+from its2clr.wording import shortened
 
 _LISTED = 5
 _PROBABILITIES = ["probability", "calibrated_probability"]
@@ -107,9 +114,13 @@ def score_notes(found: dict[str, Any]) -> list[str]:
     not_predicted, without_label = found["bags"]["not_predicted"], found["bags"]["without_label"]
     if not_predicted:
         tried = f"for those that were tried, {Path(found['predictions']) / PROBLEMS_FILE} says why"
-        notes.append(f"{len(not_predicted)} bags of {table} have no prediction: {_listed(not_predicted)}; {tried}")
+        notes.append(
+            f"{len(not_predicted)} bags of {table} have no prediction: {shortened(not_predicted, _LISTED)}; {tried}"
+        )
     if without_label:
-        notes.append(f"{len(without_label)} predicted bags have no label in {table}: {_listed(without_label)}")
+        notes.append(
+            f"{len(without_label)} predicted bags have no label in {table}: {shortened(without_label, _LISTED)}"
+        )
     if found.get("instances", {}).get("without_label"):
         notes.append(f"{found['instances']['without_label']} instances of these bags have no label and were left out")
     return notes
@@ -142,7 +153,7 @@ def _read_predictions(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 
 def _read_labels(path: Path, split: str | None) -> "pd.Series[int]":
     """The label of each bag of a table, or of one split of it."""
-    table = _read(path, ["bag_id", "label", *([] if split is None else ["split"])])
+    table = read_columns(path, ["bag_id", "label", *([] if split is None else ["split"])])
     if split is not None:
         there = sorted(set(table["split"]))
         table = table[table["split"] == split]
@@ -155,16 +166,6 @@ def _read_labels(path: Path, split: str | None) -> "pd.Series[int]":
     labels = parse_bag_labels(table, path, problems)
     raise_problems(problems)
     return pd.Series(labels, index=pd.Index(table["bag_id"].tolist(), dtype=object))
-
-
-def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    problems: list[Problem] = []
-    table = read_table(path, problems)
-    if table is not None:
-        require_columns(table, path, columns, problems)
-    raise_problems(problems)
-    assert table is not None
-    return table
 
 
 def _score_instances(folder: Path, path: Path, bag_ids: list[str], resamples: int, seed: int) -> dict[str, Any]:
@@ -192,7 +193,7 @@ def _score_instances(folder: Path, path: Path, bag_ids: list[str], resamples: in
 
 def _read_instance_labels(path: Path, bag_ids: set[str]) -> dict[tuple[str, str], int]:
     """The known labels of the instances of some bags, by bag and file."""
-    table = _read(path, ["bag_id", "file", "label"])
+    table = read_columns(path, ["bag_id", "file", "label"])
     table = table[table["bag_id"].isin(bag_ids)]
     problems: list[Problem] = []
     labels = parse_instance_labels(table, path, problems)
@@ -248,8 +249,3 @@ def _cell(found: dict[str, Any], part: str, metric: str) -> str:
         return shown
     count = found[f"{part}s"][_COUNTED[metric]]
     return f"{shown} ({round(value * count)} of {count})"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more

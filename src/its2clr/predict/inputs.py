@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from its2clr.cohort import LeftOut, read_manifest
-from its2clr.cohort.features.layouts import SUFFIXES, FeatureProblem, find_feature_files, read_header
-from its2clr.cohort.features.packing import FeatureBag, read_feature_manifest
+from its2clr.cohort.features.feature_manifest import FeatureBag, read_feature_manifest
+from its2clr.cohort.features.layouts import SUFFIXES, find_feature_files, read_header
+from its2clr.cohort.features.tile_grids import FeatureProblem
 from its2clr.cohort.layout import INFO_FILE
 from its2clr.cohort.manifest import IMAGE_SUFFIXES, list_images
 from its2clr.cohort.slides import Slide, read_slide_manifest
@@ -115,7 +116,7 @@ def _read_manifest(path: Path, kind: Kind, found: Inputs) -> None:
     if kind == "features":
         listed = read_feature_manifest(path, path.parent, labelled=False)
         found.left_out += listed.left_out
-        _add_features(listed.bags, found)
+        _add_features(listed.files, found)
         return
     table = read_table(path, [])
     columns = set() if table is None else set(table.columns)

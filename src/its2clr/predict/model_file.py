@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from its2clr import __version__
 from its2clr.aggregators.base import aggregator_names
 from its2clr.aggregators.stacked import build
 from its2clr.aggregators.trained import TrainedAggregators
@@ -31,6 +30,7 @@ from its2clr.engine.checkpoint import load_module
 from its2clr.errors import InputError
 from its2clr.predict.calibration import Calibration
 from its2clr.predict.tiling import Tiling
+from its2clr.version import __version__
 
 SUFFIX = ".its2clr"
 MODEL_FILE = f"model{SUFFIX}"

@@ -8,18 +8,20 @@ from typing import NamedTuple
 import pandas as pd
 
 from its2clr.cohort import LeftOut, Manifest, pack_images
+from its2clr.cohort.features.feature_cohort import pack_features
+from its2clr.cohort.features.feature_manifest import FeatureBag, FeatureManifest
 from its2clr.cohort.features.layouts import read_header
-from its2clr.cohort.features.packing import FeatureBag, FeatureManifest, pack_features
-from its2clr.cohort.finish import NoBagLeftError
 from its2clr.cohort.layout import PROBLEMS_FILE
+from its2clr.cohort.manifest import BagTable
+from its2clr.cohort.packing import NoBagLeftError
 from its2clr.cohort.parallel import default_workers
 from its2clr.cohort.slides import Slide, SlideManifest, SlideProblem, open_slide, pack_slides
-from its2clr.cohort.slides.scale import check_mpp, is_sane
-from its2clr.cohort.table_checks import UNKNOWN_LABEL
-from its2clr.cohort.tables import read_table
+from its2clr.cohort.slides.slide_image import believable, check_mpp
+from its2clr.cohort.tables import UNKNOWN_LABEL, read_table
 from its2clr.engine.devices import Engine
 from its2clr.predict.inputs import ImageFolder, Inputs
 from its2clr.predict.tiling import Tiling
+from its2clr.units import MicronsPerPixel
 
 
 class Packed(NamedTuple):
@@ -37,7 +39,12 @@ class Packed(NamedTuple):
 
 
 def pack_inputs(
-    inputs: Inputs, out: Path, tiling: Tiling, engine: Engine, default_mpp: float | None, workers: int | None
+    inputs: Inputs,
+    out: Path,
+    tiling: Tiling,
+    engine: Engine,
+    default_mpp: MicronsPerPixel | None,
+    workers: int | None,
 ) -> Packed:
     """Make a cohort of the slides, the image folders or the feature files; what is finished is not done again.
 
@@ -69,15 +76,18 @@ def pack_inputs(
 
 
 def _pack_slides(
-    slides: Sequence[Slide], out: Path, tiling: Tiling, engine: Engine, default_mpp: float | None, workers: int | None
+    slides: Sequence[Slide],
+    out: Path,
+    tiling: Tiling,
+    engine: Engine,
+    default_mpp: MicronsPerPixel | None,
+    workers: int | None,
 ) -> list[str]:
     if default_mpp is not None:
         slides = [_with_scale(slide, default_mpp) for slide in slides]
-    members = [(slide.bag_id, str(slide.file), slide.name, UNKNOWN_LABEL) for slide in slides]
-    bags = _manifest([(slide.bag_id, slide.row) for slide in slides], members, [slide.row for slide in slides])
     with engine.progress("tile", len(slides), "slides") as progress:
         summary = pack_slides(
-            SlideManifest(bags, tuple(slides)),
+            SlideManifest(**vars(_table(slides)), slides=tuple(slides)),
             out,
             tiling.slide_settings(),
             workers=min(workers or default_workers(), len(slides)),
@@ -86,17 +96,17 @@ def _pack_slides(
     return [f"{bag_id}: {note}" for bag_id, note in summary.notes]
 
 
-def _with_scale(slide: Slide, default_mpp: float) -> Slide:
+def _with_scale(slide: Slide, default_mpp: MicronsPerPixel) -> Slide:
     """A slide with the scale to be used for it where its file does not say.
 
     It is not given as a setting of the cohort: those that say their scale would all be tiled again when it is given.
     """
     try:
-        with open_slide(slide.file) as reader:
-            said = reader.mpp is not None and all(is_sane(mpp) for mpp in reader.mpp)
+        with open_slide(slide.file) as image:
+            said = believable(image.mpp)
     except SlideProblem:  # which is found again, and noted, when it is tiled
         return slide
-    return slide if said or slide.mpp is not None else replace(slide, mpp=default_mpp)
+    return slide if said is not None or slide.mpp is not None else replace(slide, mpp=default_mpp)
 
 
 def _pack_folders(
@@ -108,34 +118,30 @@ def _pack_folders(
         for file, name in zip(one.files, one.names, strict=True)
     ]
     rows = [one.row for one in folders for _ in one.files]
-    bags = _manifest([(one.bag_id, one.row) for one in folders], members, rows)
+    instances = pd.DataFrame(members, columns=["bag_id", "file", "name", "label"], index=rows)
+    bags = Manifest(**vars(_table(folders)), instances=instances)
     with engine.progress("pack", len(folders), "bags") as progress:
         pack_images(bags, out, **tiling.image_settings(), workers=workers, progress=progress.reach)
     return []
 
 
 def _pack_features(
-    bags: Sequence[FeatureBag], out: Path, engine: Engine, default_mpp: float | None, workers: int | None
+    bags: Sequence[FeatureBag], out: Path, engine: Engine, default_mpp: MicronsPerPixel | None, workers: int | None
 ) -> list[str]:
     if default_mpp is not None:  # only STAMP's places need a scale, and its files do not say it
         stamp = {bag.bag_id for bag in bags if bag.mpp is None and read_header(bag.file).layout == "STAMP"}
         bags = [replace(bag, mpp=default_mpp) if bag.bag_id in stamp else bag for bag in bags]
-    members = [(bag.bag_id, str(bag.file), bag.file.name, UNKNOWN_LABEL) for bag in bags]
-    manifest = _manifest([(bag.bag_id, bag.row) for bag in bags], members, [bag.row for bag in bags])
+    manifest = FeatureManifest(**vars(_table(bags)), files=tuple(bags))
     with engine.progress("pack", len(bags), "bags") as progress:
-        summary = pack_features(
-            FeatureManifest(manifest, tuple(bags), ()), out, workers=workers, progress=progress.reach
-        )
+        summary = pack_features(manifest, out, workers=workers, progress=progress.reach)
     return [f"{note} ({count} files)" for note, count in summary.notes.items()]
 
 
-def _manifest(
-    bags: Sequence[tuple[str, int]], members: Sequence[tuple[str, str, str, int]], rows: Sequence[int]
-) -> Manifest:
-    names = [bag_id for bag_id, _ in bags]
-    table = pd.DataFrame({"bag_id": names, "split": "test", "group": names}, index=[row for _, row in bags])
-    instances = pd.DataFrame(members, columns=["bag_id", "file", "name", "label"], index=list(rows))
-    return Manifest(Path(), table, instances, has_splits=True, labelled=False)
+def _table(bags: Sequence[Slide | ImageFolder | FeatureBag]) -> BagTable:
+    """Bags to be predicted: without labels, all in test, each in a group of its own."""
+    names = [bag.bag_id for bag in bags]
+    table = pd.DataFrame({"bag_id": names, "split": "test", "group": names}, index=[bag.row for bag in bags])
+    return BagTable(Path(), table, has_splits=True, labelled=False)
 
 
 def _problems(cohort: Path) -> list[LeftOut]:

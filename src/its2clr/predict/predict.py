@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from its2clr import __version__
 from its2clr.cohort import Cohort, LeftOut, write_problems
 from its2clr.cohort.layout import INFO_FILE, PROBLEMS_FILE
 from its2clr.engine.devices import Engine
@@ -32,9 +31,11 @@ from its2clr.predict.model_of_run import open_model
 from its2clr.predict.packing import pack_inputs
 from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE, SCORES
 from its2clr.settings import parse_override, resolve_config
+from its2clr.units import MicronsPerPixel
+from its2clr.version import __version__
+from its2clr.wording import shortened_lines
 
 COHORT = "cohort"
-_LISTED = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +66,8 @@ class Predicted:
         lines = [f"{self.out / PREDICTIONS}: {len(self.bags)} bags, {len(self.instances)} instances; {called}"]
         if self.left_out:
             lines.append(f"left out: {len(self.left_out)} ({self.out / PROBLEMS_FILE})")
-            lines += [f"  {_said(one)}" for one in self.left_out[:_LISTED]]
-        if len(self.left_out) > _LISTED:
-            lines.append(f"  and {len(self.left_out) - _LISTED} more")
-        lines += [f"note: {note}" for note in self.notes[:_LISTED]]
-        if len(self.notes) > _LISTED:
-            lines.append(f"and {len(self.notes) - _LISTED} more notes")
-        return lines
+            lines += [f"  {line}" for line in shortened_lines([_said(one) for one in self.left_out])]
+        return lines + shortened_lines([f"note: {note}" for note in self.notes], more="more notes")
 
 
 def predict(
@@ -79,7 +75,7 @@ def predict(
     inputs: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
-    default_mpp: float | None = None,
+    default_mpp: MicronsPerPixel | None = None,
     workers: int | None = None,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     quiet: bool = False,
@@ -180,7 +176,7 @@ def _fitting(cohort: Cohort, model: TrainedModel, left_out: list[LeftOut], notes
 
 
 def _refuse(out: Path, left_out: list[LeftOut]) -> None:
-    lines = "\n  ".join(_said(one) for one in left_out[:_LISTED])
+    lines = "\n  ".join(shortened_lines([_said(one) for one in left_out]))
     earlier = f"; {PREDICTIONS} there is of an earlier call" if (out / PROVENANCE).is_file() else ""
     raise InputError(f"nothing could be predicted ({out / PROBLEMS_FILE}{earlier}):\n  {lines}")
 

@@ -7,12 +7,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from its2clr.cohort import CohortInfo, TileFile
-from its2clr.cohort.features.packing import EXTRACTORS
+from its2clr.cohort.features.feature_cohort import EXTRACTORS
 from its2clr.cohort.image_files import check_tile_settings
 from its2clr.cohort.slides import SlideSettings
-from its2clr.cohort.slides.build import check_slide_settings
-from its2clr.cohort.synthetic.packing import SOURCE as SYNTHETIC
+from its2clr.cohort.slides.slide_cohort import check_slide_settings
+from its2clr.cohort.synthetic.synthetic_cohort import SOURCE as SYNTHETIC
 from its2clr.errors import InputError
+from its2clr.units import MicronsPerPixel, TilePixels
 
 Kind = Literal["slides", "images", "tiles", "features"]
 
@@ -33,8 +34,8 @@ class Tiling(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Kind = Field(description="slides, folders of images, packed tiles of which no more is known, or features")
-    tile_size: int = Field(gt=0, description="pixels of the square tiles")
-    mpp: float | None = Field(description="microns per pixel of the tiles; null where they have no scale")
+    tile_size: TilePixels = Field(gt=0, description="pixels of the square tiles")
+    mpp: MicronsPerPixel | None = Field(description="microns per pixel of the tiles; null where they have no scale")
     settings: dict[str, Any] = Field(description="how slides are tiled or images packed, as in cohort.json")
 
     @classmethod

@@ -94,7 +94,8 @@ def read_corrections(folder: Path, train: Cohort, say: Callable[[str], None]) ->
 
 
 def _of_bag(path: Path, tiles: TileFile) -> Trusted:
-    from its2clr.cohort.slides.annotations import covered_share, read_annotations
+    from its2clr.cohort.slides.annotations import read_annotations
+    from its2clr.cohort.slides.ground_truth import covered_share
 
     marked = {}
     for name in (POSITIVE, NEGATIVE):

@@ -13,13 +13,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from its2clr import __version__
 from its2clr.errors import InputError
 from its2clr.files import write_text
 from its2clr.report import figure_data, figures, shown_tiles, tables, words
 from its2clr.report.run_facts import Decisions, RunFacts, called_at_validation, collect
 from its2clr.report.run_state import FAILURE_FILE, note_failure
 from its2clr.run.names import REFINED, START, encoder_names, refinement_name
+from its2clr.version import __version__
 
 REPORT_FILE = "report.html"
 _MEASURED = (

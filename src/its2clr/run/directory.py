@@ -5,7 +5,6 @@ from typing import Any
 
 import yaml
 
-from its2clr import __version__
 from its2clr.config import RunConfig
 from its2clr.engine.devices import Engine
 from its2clr.engine.workspace import Workspace
@@ -13,6 +12,8 @@ from its2clr.errors import InputError
 from its2clr.files import hash_files, read_json, remove_half_written, write_json, write_text
 from its2clr.run.saved import read_run_config
 from its2clr.settings import config_difference
+from its2clr.units import TilePixels
+from its2clr.version import __version__
 
 
 class RunDirectory(Workspace):
@@ -59,12 +60,12 @@ class RunDirectory(Workspace):
                 "without changes:\n  " + "\n  ".join(difference)
             )
 
-    def tile_size(self) -> int | None:
+    def tile_size(self) -> TilePixels | None:
         """Pixels of the tiles this run was trained on; None before it began."""
-        size: int | None = self._state().get("tile_size")
+        size: TilePixels | None = self._state().get("tile_size")
         return size
 
-    def check_cohort(self, tile_size: int) -> None:
+    def check_cohort(self, tile_size: TilePixels) -> None:
         """Remember the cohort when it is first used; refuse it when its bags have changed since.
 
         Raises:

@@ -1,17 +1,29 @@
 """Cohorts of features around a run: from a run's own encoder, and in one step from a folder of feature files."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-import pandas as pd
+import numpy as np
+from numpy.typing import NDArray
 
-from its2clr.cohort import Cohort, CohortInfo
-from its2clr.cohort.features.packing import EXTRACTORS, SOURCE, FeatureSummary, pack_features, read_feature_manifest
-from its2clr.cohort.layout import BAGS_FILE, INFO_FILE, claim_folder, tile_path, write_bags, write_problems
+from its2clr.cohort import Cohort
+from its2clr.cohort.features.feature_cohort import FeatureSummary, feature_cohort_info, pack_features
+from its2clr.cohort.features.feature_manifest import read_feature_manifest
+from its2clr.cohort.layout import INFO_FILE
+from its2clr.cohort.packing import BagResult, pack_cohort, path_to_write
 from its2clr.cohort.tiles import write_feature_tiles
 from its2clr.errors import InputError
 from its2clr.files import hash_files
 from its2clr.run.stages import Stages
+
+_KEPT_ATTRIBUTES = ("mpp_level0", "annotation", "magnification")
+
+
+class _Extracted(NamedTuple):
+    bag_id: str
+    features: NDArray[np.float32]
 
 
 def pack_run_features(stages: Stages, encoder: str, out: Path) -> FeatureSummary:
@@ -26,48 +38,54 @@ def pack_run_features(stages: Stages, encoder: str, out: Path) -> FeatureSummary
         InputError: The run has no such encoder, or the folder holds something else.
     """
     cohort = Cohort.open(stages.run.cohort)
-    splits = dict.fromkeys(cohort.bags["split"].tolist())
-    parts = {name: cohort.split(name) for name in splits}
-    features = {name: stages.features(encoder, part.without_labels()).features for name, part in parts.items()}
-    feature_dim = int(next(iter(features.values())).shape[1])
+    found: dict[str, _Extracted] = {}
+    for name in dict.fromkeys(cohort.bags["split"].tolist()):
+        part = cohort.split(name)
+        features = stages.features(encoder, part.without_labels()).features.cpu().numpy()
+        of_bags = np.split(features, part.offsets()[1:-1])
+        found |= {
+            bag_id: _Extracted(bag_id, of_bag)
+            for bag_id, of_bag in zip(part.bags["bag_id"].tolist(), of_bags, strict=True)
+        }
+    feature_dim = int(features.shape[1])
     checkpoint = stages.run.checkpoint(f"encoder-{encoder}")
     maker = f"{stages.config.encoder.name} {encoder} {hash_files(checkpoint)}"  # as in the run's feature files
-    settings = {"source": SOURCE, "feature_dim": feature_dim, EXTRACTORS: [maker]}
-    info = CohortInfo(
-        tile_size=cohort.tile_size,
-        encoding="features",
-        kind="features",
-        feature_dim=feature_dim,
-        has_instance_labels=cohort.info.has_instance_labels,
-        labelled=cohort.is_labelled,
-        settings=settings,
+    packed = pack_cohort(
+        out,
+        feature_cohort_info(
+            cohort.tile_size,
+            feature_dim,
+            [maker],
+            labelled=cohort.is_labelled,
+            has_instance_labels=cohort.info.has_instance_labels,
+        ),
+        cohort.bags,
+        found,
+        finished=lambda _: None,
+        pack=partial(_write_bag, cohort=cohort, out=out),
     )
-    claim_folder(out, info)
-    (out / BAGS_FILE).unlink(missing_ok=True)  # while bags are being written the folder must not look complete
-    for name, part in parts.items():
-        values, offsets = features[name].cpu().numpy(), part.offsets()
-        for number, bag_id in enumerate(part.bags["bag_id"].tolist()):
-            tiles = part.tile_file(bag_id)
-            kept = ("mpp_level0", "annotation", "magnification")
-            write_feature_tiles(
-                tile_path(out, bag_id),
-                values[offsets[number] : offsets[number + 1]],
-                tiles.coords,
-                tiles.names,
-                tiles.labels if tiles.has_labels else None,
-                bag_id=bag_id,
-                tile_size=tiles.tile_size,
-                tile_size_level0=tiles.tile_size_level0,
-                mpp=tiles.mpp,
-                source=tiles.source,
-                attributes={
-                    **{key: tiles.attributes[key] for key in kept if key in tiles.attributes},
-                    **({} if tiles.overlap is None else {"overlap": tiles.overlap}),
-                },
-            )
-    write_problems(out, [])
-    write_bags(out, pd.DataFrame(cohort.bags))
-    return FeatureSummary(out, len(cohort), cohort.n_instances, feature_dim, {"its2clr": len(cohort)}, (), {})
+    return FeatureSummary(**vars(packed.summary), feature_dim=feature_dim, layouts={"its2clr": len(cohort)}, notes={})
+
+
+def _write_bag(bag: _Extracted, *, cohort: Cohort, out: Path) -> BagResult:
+    tiles = cohort.tile_file(bag.bag_id)
+    write_feature_tiles(
+        path_to_write(out, bag.bag_id),
+        bag.features,
+        tiles.coords,
+        tiles.names,
+        tiles.labels if tiles.has_labels else None,
+        bag_id=bag.bag_id,
+        tile_size=tiles.tile_size,
+        tile_size_level0=tiles.tile_size_level0,
+        mpp=tiles.mpp,
+        source=tiles.source,
+        attributes={
+            **{key: tiles.attributes[key] for key in _KEPT_ATTRIBUTES if key in tiles.attributes},
+            **({} if tiles.overlap is None else {"overlap": tiles.overlap}),
+        },
+    )
+    return BagResult(len(tiles))
 
 
 def cohort_of_features(

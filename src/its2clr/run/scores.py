@@ -19,6 +19,7 @@ from its2clr.errors import InputError
 from its2clr.files import atomic_path, read_json
 from its2clr.run.names import END_TO_END, REFINED, START
 from its2clr.run.saved import require_run_config
+from its2clr.units import Level0Pixels
 
 if TYPE_CHECKING:
     from its2clr.aggregators.trained import TrainedAggregators
@@ -138,7 +139,7 @@ class BagScores:
     probability: float
     instances: NDArray[np.float64]
     coords: NDArray[np.int64]
-    side: int
+    side: Level0Pixels
     truth: NDArray[np.int8] | None
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 
 from its2clr.cohort.canvas import WHITE, Canvas, open_canvas
 from its2clr.cohort.tiles import TileFile
+from its2clr.units import Level0Pixels, Level0Size
 
 TILE = 254
 OVERLAP = 1
@@ -32,10 +33,10 @@ _OVERVIEW_SIDE = 2048
 class Part(NamedTuple):
     """A part of a picture at level 0, and the pixels it is shown with."""
 
-    x: int
-    y: int
-    width: int
-    height: int
+    x: Level0Pixels
+    y: Level0Pixels
+    width: Level0Pixels
+    height: Level0Pixels
     out: tuple[int, int]
 
 
@@ -49,7 +50,7 @@ class DeepZoom:
         size: Width and height of the picture.
     """
 
-    def __init__(self, size: tuple[int, int]) -> None:
+    def __init__(self, size: Level0Size) -> None:
         self.size = size
         self.levels = math.ceil(math.log2(max(*size, 1))) + 1
 
@@ -116,8 +117,8 @@ class Picture:
 
         def read(corner: tuple[int, int]) -> Image.Image:
             with self._reading:
-                side = block * factor
-                return self._canvas.read(corner[0] * factor, corner[1] * factor, side, side, (block, block))
+                x, y, side = (Level0Pixels(length * factor) for length in (*corner, block))
+                return self._canvas.read(x, y, side, side, (block, block))
 
         with ThreadPoolExecutor(_threads()) as threads:
             for corner, found in zip(corners, threads.map(read, corners), strict=True):
@@ -221,14 +222,15 @@ class _ByteCache:
                 self._held -= len(self._values.popitem(last=False)[1])
 
 
-def _span(number: int, length: int, factor: int) -> tuple[int, int, int] | None:
+def _span(number: int, length: Level0Pixels, factor: int) -> tuple[Level0Pixels, Level0Pixels, int] | None:
     """Start and length at level 0, and pixels, of one tile along one side."""
     pixels = math.ceil(length / factor)
     if number < 0 or number * TILE >= pixels:
         return None
     first = max(number * TILE - OVERLAP, 0)
     last = min((number + 1) * TILE + OVERLAP, pixels)
-    return first * factor, min(last * factor, length) - first * factor, last - first
+    start = first * factor
+    return Level0Pixels(start), Level0Pixels(min(last * factor, length) - start), last - first
 
 
 def _threads() -> int:

@@ -8,13 +8,13 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from its2clr import __version__
 from its2clr.cohort.canvas import slide_tile, unseen_tile
 from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tiles import TileFile, read_encoded
 from its2clr.errors import InputError
 from its2clr.run.names import encoder_names
 from its2clr.run.scores import BagScores, Model, RunScores
+from its2clr.version import __version__
 from its2clr.viewer.bag_list import BagTable, Question
 from its2clr.viewer.deep_zoom import JPEG_QUALITY, OVERLAP, TILE, Pictures
 from its2clr.viewer.neighbours import Neighbours
@@ -116,7 +116,7 @@ class Viewer:
             "is_slide": is_slide,
             "side": tiles.tile_size_level0,
             "tile_size": tiles.tile_size,
-            "mpp": _finite(tiles.mpp * tiles.tile_size / tiles.tile_size_level0),
+            "mpp": _finite(tiles.mpp_level0),
             "coords": tiles.coords.tolist(),
             "truth": None if truth is None else truth.tolist(),
             "rounds": self._takes_part(number),

@@ -8,9 +8,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from its2clr import __version__
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
+from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
+from its2clr.version import __version__
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ def write_feature_file(
     file: FeatureFile,
     *,
     bag_id: str,
-    tile_size: int,
-    tile_size_level0: int,
-    mpp: float,
-    overlap: int | None = None,
+    tile_size: TilePixels,
+    tile_size_level0: Level0Pixels,
+    mpp: MicronsPerPixel,
+    overlap: TilePixels | None = None,
 ) -> None:
     """Write one bag's features; the file appears whole. The attributes carry TRIDENT's names."""
     attributes = {

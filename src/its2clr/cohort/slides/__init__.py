@@ -1,16 +1,15 @@
-"""Whole slides to cohorts: readers, scale, tissue, grid, pictures, and the work spread over Dask workers."""
+"""Whole slides to cohorts: opened, laid out in a grid, tested for tissue, annotated, and spread over Dask workers."""
 
-from its2clr.cohort.slides.build import SlideSummary, pack_slides
-from its2clr.cohort.slides.manifest import Slide, SlideManifest, read_slide_manifest
-from its2clr.cohort.slides.pack import SlideSettings, TileCounts
-from its2clr.cohort.slides.scale import target_mpp
-from its2clr.cohort.slides.slide_image import SlideProblem, SlideReader, open_slide
+from its2clr.cohort.slides.one_slide import SlideSettings, TileCounts
+from its2clr.cohort.slides.slide_cohort import SlideSummary, pack_slides, target_mpp
+from its2clr.cohort.slides.slide_image import SlideImage, SlideProblem, open_slide
+from its2clr.cohort.slides.slide_manifest import Slide, SlideManifest, read_slide_manifest
 
 __all__ = [
     "Slide",
+    "SlideImage",
     "SlideManifest",
     "SlideProblem",
-    "SlideReader",
     "SlideSettings",
     "SlideSummary",
     "TileCounts",

@@ -3,25 +3,11 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from its2clr.cohort.slides import asap, imagescope
-from its2clr.cohort.slides.coverage import MINIMUM_SHARE, covered_share, instance_labels
 from its2clr.cohort.slides.geojson import read_geojson
 from its2clr.cohort.slides.masks import is_tiff, read_mask
 from its2clr.cohort.slides.shapes import Annotations, Shapes
-from its2clr.cohort.slides.xml_files import read_xml
+from its2clr.cohort.slides.xml_annotations import read_xml_annotations
 from its2clr.errors import InputError
-
-__all__ = [
-    "ANNOTATION_SUFFIXES",
-    "MINIMUM_SHARE",
-    "Annotations",
-    "covered_share",
-    "instance_labels",
-    "read_annotations",
-]
-
-ANNOTATION_SUFFIXES = (".xml", ".geojson", ".json", ".png", ".tif", ".tiff")
-"""How files of annotations are usually named; what a file is, its content says."""
 
 _FORMATS = "ASAP XML, ImageScope XML, GeoJSON, PNG or TIFF masks"
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
@@ -59,7 +45,7 @@ def read_annotations(
             classes=classes,
         )
     if start.startswith(b"<") or path.suffix.lower() == ".xml":
-        _read_xml(path, shapes)
+        read_xml_annotations(path, shapes)
     elif start.startswith((b"{", b"[")) or path.suffix.lower() in (".json", ".geojson"):
         read_geojson(path, shapes)
     else:
@@ -80,16 +66,3 @@ def _first_bytes(path: Path) -> bytes:
     for mark in _BYTE_ORDER_MARKS:
         start = start.removeprefix(mark)
     return start.lstrip(b"\0 \t\r\n")
-
-
-def _read_xml(path: Path, shapes: Shapes) -> None:
-    root = read_xml(path)
-    if root.tag == asap.ROOT:
-        asap.read_asap(root, shapes)
-    elif root.tag == imagescope.ROOT:
-        imagescope.read_imagescope(root, shapes)
-    else:
-        known = f"{asap.ROOT} (ASAP) or {imagescope.ROOT} (ImageScope)"
-        raise InputError(
-            f"{path}: its root is {root.tag!r}, expected {known}; export the annotations from one of these"
-        )

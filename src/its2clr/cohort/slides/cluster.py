@@ -1,17 +1,16 @@
 """Spread work over Dask workers, few pieces in flight: on this machine, or on a scheduler by address.
 
-A piece whose worker dies is given to another worker. One whose workers died several times is given up, and its
-outcome is that; the others go on.
+A piece of work whose worker dies is given to another worker. After several deaths it is given up, and the others go on.
 """
 
 import logging
-import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
 
-from its2clr.cohort.parallel import default_workers
+from its2clr.cohort.parallel import processors
 from its2clr.errors import InputError
 
 _CONNECT_SECONDS = 30
@@ -49,14 +48,14 @@ def connect(scheduler: str | None = None, workers: int | None = None) -> Iterato
         raise InputError(f"workers must be at least 1, got {workers}")
     if scheduler is not None:
         if workers is not None:
-            raise InputError("workers are of the local cluster; with a scheduler, start them there")
+            raise InputError("workers says how many to start on this machine; with a scheduler, start them there")
         with _connect_to(scheduler) as client:
             yield client
         return
     with (
         dask.config.set(_LOCAL),
         LocalCluster(
-            n_workers=workers or _all_cores(),
+            n_workers=workers or processors(),
             threads_per_worker=1,
             processes=True,
             dashboard_address="127.0.0.1:0",
@@ -79,10 +78,6 @@ def _quiet_plugin() -> Any:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     return IgnoreInterrupts()
-
-
-def _all_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else default_workers()
 
 
 @contextmanager
@@ -123,7 +118,7 @@ def map_on_workers(
     done = as_completed()
 
     def submit(count: int) -> None:
-        for name in _take(names, count):
+        for name in islice(names, max(count, 0)):
             future = client.submit(function, items[name], pure=False)
             running[future] = name
             done.add(future)
@@ -149,7 +144,3 @@ def map_on_workers(
 def _threads(client: Any) -> int:
     """How many pieces run at once; at least one, also in the moment when every worker is being started anew."""
     return max(1, int(sum(client.nthreads().values())))
-
-
-def _take(names: Iterable[str], count: int) -> list[str]:
-    return [name for _, name in zip(range(count), names, strict=False)]

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from its2clr.cohort.slides.tissue import Verdict
+from its2clr.units import Level0Pixels
 
 _DARKEST_GLASS = 100
 _GLASS_SHARE = 0.05
@@ -44,7 +45,7 @@ class Thumbnail:
     image: Image.Image
     downsample: float
 
-    def colour(self, x: int, y: int, side: int) -> npt.NDArray[np.float64]:
+    def colour(self, x: int, y: int, side: Level0Pixels) -> npt.NDArray[np.float64]:
         """Mean red, green and blue of a square at level 0."""
         width, height = self.image.size
         left, top = min(x / self.downsample, width - 1), min(y / self.downsample, height - 1)
@@ -66,7 +67,9 @@ class Glass:
         to_check: Tiles among them to be read before that is believed.
     """
 
-    def __init__(self, thumbnail: Thumbnail, coords: npt.NDArray[np.int64], side: int, min_saturation: float) -> None:
+    def __init__(
+        self, thumbnail: Thumbnail, coords: npt.NDArray[np.int64], side: Level0Pixels, min_saturation: float
+    ) -> None:
         self._thumbnail, self._coords, self._side = thumbnail, coords, side
         highest = _highest_saturation(thumbnail, coords, side, min_saturation)
         self.blank: npt.NDArray[np.bool_] = highest < min_saturation
@@ -76,7 +79,7 @@ class Glass:
         self._seen = self._unlike = 0
 
     def compare(self, number: int, image: Image.Image, verdict: Verdict) -> None:
-        """Lay a tile that was read beside what the coarse level shows there; of those not taken for glass, a sample."""
+        """Compare a read tile with what the coarse level shows of it; of tiles not taken for glass, only a sample."""
         self._kept[number] = verdict == "kept"
         if not (self.blank[number] or self._seen < _FIRST_SEEN or number % _EVERY == 0):
             return
@@ -115,7 +118,7 @@ def _choose(blank: npt.NDArray[np.int64], highest: npt.NDArray[np.float64]) -> n
 
 
 def _highest_saturation(
-    thumbnail: Thumbnail, coords: npt.NDArray[np.int64], side: int, min_saturation: float
+    thumbnail: Thumbnail, coords: npt.NDArray[np.int64], side: Level0Pixels, min_saturation: float
 ) -> npt.NDArray[np.float64]:
     """(N,) the mean saturation that a tile can have at most, judged by the coarse level."""
     saturation = np.asarray(thumbnail.image.convert("HSV").getchannel("S"))
@@ -141,11 +144,11 @@ def _glass_level(
 
 
 def _tile_means(
-    values: npt.NDArray[np.float32], coords: npt.NDArray[np.int64], side: int, downsample: float
+    values: npt.NDArray[np.float32], coords: npt.NDArray[np.int64], side: Level0Pixels, downsample: float
 ) -> npt.NDArray[np.float64]:
-    """Per tile, the sum over every pixel that it touches, and one more around, over the pixels of its area.
+    """Per tile, the sum over the pixels it touches and one more around, divided by the pixels of its area.
 
-    That is at least the true mean, however the pixels of the thumbnail are placed over the tile.
+    That is at least the true mean, wherever the pixels of the thumbnail lie over the tile.
     """
     height, width = values.shape
     sums = np.zeros((height + 1, width + 1))

@@ -1,4 +1,4 @@
-"""Open a slide of any kind behind one small interface: levels, mpp, and regions at level-0 coordinates."""
+"""Open a slide of any kind behind one small interface: its levels, its scale, and regions at level-0 coordinates."""
 
 import os
 from collections.abc import Iterator
@@ -9,6 +9,13 @@ from typing import Any, Protocol
 
 from PIL import Image
 
+from its2clr.errors import InputError
+from its2clr.units import Level0Pixels, Level0Size, MicronsPerPixel
+
+SMALLEST_MPP, LARGEST_MPP = MicronsPerPixel(0.05), MicronsPerPixel(10.0)
+"""What a microscope can have; 1200 dots per inch, a screen's 72 dpi and the like fall outside."""
+
+_MOST_UNEQUAL = 1.05
 _LARGEST_CACHE = 256 * 2**20
 _SMALLEST_CACHE = 32 * 2**20
 _OME = "<OME "
@@ -34,20 +41,24 @@ class Level:
     downsample: float
 
 
-class SlideReader(Protocol):
-    """What the tiler needs of a slide.
+Scale = tuple[MicronsPerPixel, MicronsPerPixel]
+"""Microns per pixel of level 0 in x and y."""
+
+
+class SlideImage(Protocol):
+    """An open slide.
 
     Attributes:
         levels: The resolutions, the finest first.
-        mpp: Microns per pixel of level 0 in x and y as the file says, sane or not; None if it says nothing.
+        mpp: Scale of level 0 as the file says it, possible or not; None if it says nothing.
         identity: The same for copies of one slide and for the files of one DICOM slide; "" if that is not known.
     """
 
     levels: tuple[Level, ...]
-    mpp: tuple[float, float] | None
+    mpp: Scale | None
     identity: str
 
-    def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Image.Image:
+    def read_region(self, x: Level0Pixels, y: Level0Pixels, level: int, width: int, height: int) -> Image.Image:
         """Read an RGB region of a level; what the slide does not hold is white.
 
         Args:
@@ -68,25 +79,25 @@ class SlideReader(Protocol):
 
 
 @contextmanager
-def open_slide(path: Path) -> Iterator[SlideReader]:
+def open_slide(path: Path) -> Iterator[SlideImage]:
     """Open a slide with OpenSlide or, where that declines, as a TIFF or OME-TIFF with tifffile.
 
     Raises:
         SlideProblem: If the file is missing, empty, damaged, or no slide.
     """
-    reader = _open(Path(path))
+    slide = _open(Path(path))
     try:
-        yield reader
+        yield slide
     finally:
-        reader.close()
+        slide.close()
 
 
-def _open(path: Path) -> SlideReader:
-    from its2clr.cohort.slides.tiff import TiffReader
+def _open(path: Path) -> SlideImage:
+    from its2clr.cohort.slides.tiff import TiffImage
 
     _check_file(path)
-    reader = _open_with_openslide(path)
-    return TiffReader(path) if reader is None else reader
+    slide = _open_with_openslide(path)
+    return TiffImage(path) if slide is None else slide
 
 
 def _check_file(path: Path) -> None:
@@ -102,7 +113,7 @@ def _check_file(path: Path) -> None:
         raise SlideProblem(reason) from error
 
 
-def _open_with_openslide(path: Path) -> "OpenSlideReader | None":
+def _open_with_openslide(path: Path) -> "OpenSlideImage | None":
     import openslide
 
     try:
@@ -119,10 +130,10 @@ def _open_with_openslide(path: Path) -> "OpenSlideReader | None":
     ):
         slide.close()
         return None
-    return OpenSlideReader(slide)
+    return OpenSlideImage(slide)
 
 
-class OpenSlideReader:
+class OpenSlideImage:
     """A slide that OpenSlide reads."""
 
     def __init__(self, slide: Any) -> None:
@@ -146,8 +157,8 @@ class OpenSlideReader:
         capacity = min(max(wanted, _SMALLEST_CACHE), _LARGEST_CACHE)
         self._slide.set_cache(openslide.OpenSlideCache(capacity))
 
-    def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Image.Image:
-        """Read a region of a level; see `SlideReader`."""
+    def read_region(self, x: Level0Pixels, y: Level0Pixels, level: int, width: int, height: int) -> Image.Image:
+        """Read a region of a level; see `SlideImage`."""
         import openslide
 
         try:
@@ -161,6 +172,11 @@ class OpenSlideReader:
         self._slide.close()
 
 
+def slide_size(slide: SlideImage) -> Level0Size:
+    """Width and height of a slide at level 0."""
+    return Level0Pixels(slide.levels[0].width), Level0Pixels(slide.levels[0].height)
+
+
 def over_white(region: Image.Image) -> Image.Image:
     """RGB of an RGBA region: what is transparent becomes white."""
     if region.getchannel("A").getextrema() == (255, 255):
@@ -169,8 +185,54 @@ def over_white(region: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, region).convert("RGB")
 
 
-def _openslide_mpp(properties: Any) -> tuple[float, float] | None:
+def _openslide_mpp(properties: Any) -> Scale | None:
     try:
-        return float(properties["openslide.mpp-x"]), float(properties["openslide.mpp-y"])
+        across, down = (float(properties[f"openslide.mpp-{axis}"]) for axis in "xy")
     except (KeyError, ValueError):
         return None
+    return MicronsPerPixel(across), MicronsPerPixel(down)
+
+
+def is_possible(mpp: float) -> bool:
+    """Whether this can be the scale of a slide at level 0."""
+    return SMALLEST_MPP <= mpp <= LARGEST_MPP
+
+
+def check_mpp(mpp: float, name: str) -> None:
+    """Check a scale that a person gave.
+
+    Raises:
+        InputError: If it cannot be right.
+    """
+    if not is_possible(mpp):
+        raise InputError(f"{name} is {mpp:g} um/px, expected {SMALLEST_MPP:g} to {LARGEST_MPP:g}")
+
+
+def believable(said: Scale | None) -> Scale | None:
+    """The scale that a file says; None if it says nothing, or what cannot be."""
+    return said if said is not None and all(is_possible(mpp) for mpp in said) else None
+
+
+def slide_mpp(said: Scale | None, given: MicronsPerPixel | None, default: MicronsPerPixel | None) -> MicronsPerPixel:
+    """The scale of level 0: what the file says if that can be, else what the manifest says, else the default.
+
+    Nothing is ever guessed.
+
+    Args:
+        said: What the file says.
+        given: What the manifest says.
+        default: What to use without either.
+
+    Raises:
+        SlideProblem: If none of them says, or pixels are not square.
+    """
+    found = believable(said)
+    if found is not None:
+        if max(found) > _MOST_UNEQUAL * min(found):
+            raise SlideProblem(f"pixels are not square: {found[0]:g} by {found[1]:g} um")
+        return MicronsPerPixel((found[0] + found[1]) / 2)
+    for mpp in (given, default):
+        if mpp is not None:
+            return mpp
+    reason = "the file does not say" if said is None else f"the file says {said[0]:g} um/px, which cannot be"
+    raise SlideProblem(f"the scale is unknown: {reason}; give column mpp in the manifest, or --default-mpp")

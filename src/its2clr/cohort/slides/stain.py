@@ -13,7 +13,9 @@ Tiles are chosen before they are normalised: the tissue test is about the colour
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from its2clr.cohort.slides.vahadane import sparse_concentrations, sparse_stains
@@ -31,6 +33,7 @@ _PERCENTILE = 0.99
 _SMALLEST_MAXIMUM = 0.1
 _LARGEST_COSINE = 0.996  # stain vectors within 5 degrees are one stain
 _TILES_AT_ONCE = {"cpu": 1, "cuda": 64}  # one tile's floats stay in the cache of a core
+_MOST_SAMPLED_TILES = 256
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,45 @@ class StainNormaliser:
         (red, green, blue), eosin = matrix.T.tolist()
         first, second = maxima.tolist()
         return Stains((red, green, blue), (eosin[0], eosin[1], eosin[2]), (first, second))
+
+
+class SlideStain:
+    """Normalises a slide while it is tiled: looks at a sample of its tiles first, then moves tile by tile.
+
+    Args:
+        method: "macenko" or "vahadane".
+
+    Attributes:
+        note: Why tiles are left as they are, "" if they are normalised; known after the first tile.
+    """
+
+    def __init__(self, method: StainMethod) -> None:
+        torch.set_num_threads(1)  # the workers take one core each
+        self._normaliser = StainNormaliser(method)
+        self._sample: list[Tensor] = []
+        self._seen, self._every = 0, 1
+        self.note = ""
+
+    def add(self, image: Image.Image) -> None:
+        """Look at a kept tile; of many, an evenly spread sample is held."""
+        if self._seen % self._every == 0:
+            self._sample.append(_tensor(image))
+        self._seen += 1
+        if len(self._sample) > _MOST_SAMPLED_TILES:
+            self._sample, self._every = self._sample[::2], 2 * self._every
+
+    def normalise(self, image: Image.Image) -> Image.Image:
+        """A tile with the target's stains; all tiles must have been looked at before."""
+        if self._sample:
+            self._normaliser.fit(torch.cat(self._sample))
+            self.note = f"stains: {self._normaliser.note}" if self._normaliser.note else ""
+            self._sample = []
+        moved = self._normaliser.apply(_tensor(image))
+        return Image.fromarray(moved[0].permute(1, 2, 0).contiguous().numpy())
+
+
+def _tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)[None].contiguous()
 
 
 def _macenko_stains(densities: Tensor, white: float) -> Tensor:

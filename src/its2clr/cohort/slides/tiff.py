@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from its2clr.cohort.slides.slide_image import Level, SlideProblem, over_white
+from its2clr.cohort.slides.slide_image import Level, Scale, SlideProblem, over_white
+from its2clr.units import Level0Pixels, MicronsPerPixel
 
 _CACHE_BYTES = 128 * 2**20
 _LARGEST_BLOCK = 2**30
 _PER_MICRON = {"nm": 1e-3, "um": 1.0, "µm": 1.0, "μm": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6}
 _MICRONS_PER_UNIT = {2: 25400.0, 3: 10000.0}  # ResolutionUnit inch and centimetre
 
-logging.getLogger("tifffile").addHandler(logging.NullHandler())  # what is wrong with a file, its problem says
+logging.getLogger("tifffile").addHandler(logging.NullHandler())  # a SlideProblem says what is wrong with a file
 
 
 class _Block(NamedTuple):
@@ -31,7 +32,7 @@ class _Block(NamedTuple):
     x: int
 
 
-class TiffReader:
+class TiffImage:
     """A TIFF of 8-bit RGB (or grey) pixels, tiled or in strips, with or without pyramid.
 
     Of several pictures in one file, such as slide, label and macro, the largest is the slide.
@@ -63,8 +64,8 @@ class TiffReader:
             for level in self._planes
         )
 
-    def read_region(self, x: int, y: int, level: int, width: int, height: int) -> Image.Image:
-        """Read a region of a level; see `SlideReader`."""
+    def read_region(self, x: Level0Pixels, y: Level0Pixels, level: int, width: int, height: int) -> Image.Image:
+        """Read a region of a level; see `SlideImage`."""
         downsample = self.levels[level].downsample
         left, top = round(x / downsample), round(y / downsample)
         try:
@@ -197,7 +198,7 @@ def _largest(file: Any) -> tuple[int, Any]:
     return max(enumerate(file.series), key=lambda one: (math.prod(one[1].shape), -one[0]))
 
 
-def _ome_mpp(file: Any, number: int) -> tuple[float, float] | None:
+def _ome_mpp(file: Any, number: int) -> Scale | None:
     """What OME metadata say of the picture of this number."""
     import tifffile
 
@@ -206,19 +207,20 @@ def _ome_mpp(file: Any, number: int) -> tuple[float, float] | None:
     with suppress(Exception):
         images = tifffile.xml2dict(file.ome_metadata)["OME"]["Image"]
         pixels = (images[number] if isinstance(images, list) else images)["Pixels"]
-        return (
-            float(pixels["PhysicalSizeX"]) * _PER_MICRON[pixels.get("PhysicalSizeXUnit", "µm")],
-            float(pixels["PhysicalSizeY"]) * _PER_MICRON[pixels.get("PhysicalSizeYUnit", "µm")],
+        across, down = (
+            float(pixels[f"PhysicalSize{axis}"]) * _PER_MICRON[pixels.get(f"PhysicalSize{axis}Unit", "µm")]
+            for axis in "XY"
         )
+        return MicronsPerPixel(across), MicronsPerPixel(down)
     return None
 
 
-def _tag_mpp(page: Any) -> tuple[float, float] | None:
+def _tag_mpp(page: Any) -> Scale | None:
     tags = page.tags
     try:
         microns = _MICRONS_PER_UNIT[int(tags["ResolutionUnit"].value)]
         across, down = (tags[name].value for name in ("XResolution", "YResolution"))
-        return microns * across[1] / across[0], microns * down[1] / down[0]
+        return MicronsPerPixel(microns * across[1] / across[0]), MicronsPerPixel(microns * down[1] / down[0])
     except (KeyError, ZeroDivisionError, TypeError):
         return None
 

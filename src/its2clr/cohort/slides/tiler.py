@@ -17,10 +17,12 @@ from PIL import Image
 
 from its2clr.cohort.image_files import FILTERS, Resize
 from its2clr.cohort.slides.glass import Glass, Thumbnail
-from its2clr.cohort.slides.slide_image import SlideProblem, SlideReader
+from its2clr.cohort.slides.slide_image import SlideImage, SlideProblem
 from its2clr.cohort.slides.tissue import TissueTest, Verdict
 from its2clr.errors import InputError
+from its2clr.units import ORIGIN, Level0Pixels, MicronsPerPixel, TilePixels, tile_mpp, to_level0
 
+_NO_OVERLAP = TilePixels(0)
 _MOST_TILES = 4_000_000
 _COARSEST = 1.25
 _LEVEL_SLACK = 1.01
@@ -47,12 +49,12 @@ class Plan:
 
     columns: int
     rows: int
-    step: int
-    side: int
+    step: Level0Pixels
+    side: Level0Pixels
     level: int
     read_size: int
-    tile_size: int
-    mpp: float
+    tile_size: TilePixels
+    mpp: MicronsPerPixel
 
     def coords(self) -> npt.NDArray[np.int64]:
         """(N, 2) x, y of every tile of the grid at level 0, in order."""
@@ -75,12 +77,18 @@ class Tile:
     verdict: Verdict
 
 
-def plan_tiles(reader: SlideReader, slide_mpp: float, mpp: float, tile_size: int, overlap: int = 0) -> Plan:
+def plan_tiles(
+    slide: SlideImage,
+    mpp_level0: MicronsPerPixel,
+    mpp: MicronsPerPixel,
+    tile_size: TilePixels,
+    overlap: TilePixels = _NO_OVERLAP,
+) -> Plan:
     """Lay the grid over a slide.
 
     Args:
-        reader: The slide.
-        slide_mpp: Microns per pixel of its level 0.
+        slide: The slide.
+        mpp_level0: Microns per pixel of its level 0.
         mpp: Microns per pixel asked for.
         tile_size: Pixels of the stored tile.
         overlap: Pixels of the stored tile that neighbours share.
@@ -91,11 +99,11 @@ def plan_tiles(reader: SlideReader, slide_mpp: float, mpp: float, tile_size: int
     """
     if not 0 <= overlap < tile_size:
         raise InputError(f"overlap must be from 0 to below the tile size of {tile_size} pixels, got {overlap}")
-    if slide_mpp > _COARSEST * mpp:
-        raise SlideProblem(f"has {slide_mpp:g} um/px, too coarse for tiles of {mpp:g} um/px")
-    side = max(1, round(tile_size * mpp / slide_mpp))
-    step = max(1, round((tile_size - overlap) * mpp / slide_mpp))
-    base = reader.levels[0]
+    if mpp_level0 > _COARSEST * mpp:
+        raise SlideProblem(f"has {mpp_level0:g} um/px, too coarse for tiles of {mpp:g} um/px")
+    side = to_level0(tile_size, mpp, mpp_level0)
+    step = to_level0(TilePixels(tile_size - overlap), mpp, mpp_level0)
+    base = slide.levels[0]
     if base.width < side or base.height < side:
         raise SlideProblem(f"has {base.width} x {base.height} pixels, less than one tile of {side} x {side}")
     columns, rows = (base.width - side) // step + 1, (base.height - side) // step + 1
@@ -104,19 +112,21 @@ def plan_tiles(reader: SlideReader, slide_mpp: float, mpp: float, tile_size: int
         raise SlideProblem(f"is too large to be true: {found}, more than {_MOST_TILES}")
     finest_needed = _LEVEL_SLACK * side / tile_size
     level = max(
-        (number for number, one in enumerate(reader.levels) if one.downsample <= finest_needed),
-        key=lambda number: reader.levels[number].downsample,
+        (number for number, one in enumerate(slide.levels) if one.downsample <= finest_needed),
+        key=lambda number: slide.levels[number].downsample,
         default=0,
     )
-    read_size = max(1, round(side / reader.levels[level].downsample))
-    return Plan(columns, rows, step, side, level, read_size, tile_size, slide_mpp * side / tile_size)
+    read_size = max(1, round(side / slide.levels[level].downsample))
+    return Plan(columns, rows, step, side, level, read_size, tile_size, tile_mpp(mpp_level0, tile_size, side))
 
 
-def read_tile(reader: SlideReader, plan: Plan, x: int, y: int, resize: Resize = "bilinear") -> Image.Image:
+def read_tile(
+    slide: SlideImage, plan: Plan, x: Level0Pixels, y: Level0Pixels, resize: Resize = "bilinear"
+) -> Image.Image:
     """Read one tile at the stored size.
 
     Args:
-        reader: The slide.
+        slide: The slide.
         plan: How tiles are read.
         x: Left edge at level 0.
         y: Upper edge at level 0.
@@ -125,34 +135,35 @@ def read_tile(reader: SlideReader, plan: Plan, x: int, y: int, resize: Resize = 
     Raises:
         SlideProblem: If it cannot be read.
     """
-    image = reader.read_region(x, y, plan.level, plan.read_size, plan.read_size)
+    image = slide.read_region(x, y, plan.level, plan.read_size, plan.read_size)
     if plan.read_size == plan.tile_size:
         return image
     return image.resize((plan.tile_size, plan.tile_size), FILTERS[resize])
 
 
-def read_thumbnail(reader: SlideReader, plan: Plan) -> Thumbnail | None:
-    """The slide at a coarse level that shows each tile well, or else as well as can be read quickly; None if none does.
+def read_thumbnail(slide: SlideImage, plan: Plan) -> Thumbnail | None:
+    """The slide at a coarse level, to find bare glass on; None if no level serves.
 
-    Well, since pyramids made by leaving out pixels show the less of a tile the coarser they are.
+    Taken is the coarsest level that shows a tile with enough pixels, else the finest that is read quickly. Pixels must
+    be enough since some pyramids are made by leaving pixels out: the coarser, the less they show of a tile.
     """
     limit = plan.side / _THUMBNAIL_PIXELS_PER_TILE
-    gain = _THUMBNAIL_GAIN * reader.levels[plan.level].downsample
+    gain = _THUMBNAIL_GAIN * slide.levels[plan.level].downsample
     fitting = sorted(
         (one.downsample, number)
-        for number, one in enumerate(reader.levels)
+        for number, one in enumerate(slide.levels)
         if gain <= one.downsample <= limit and one.width * one.height <= _THUMBNAIL_PIXELS
     )
     if not fitting:
         return None
     well = [one for one in fitting if one[0] <= plan.side / _THUMBNAIL_PIXELS_ENOUGH]
     downsample, number = well[-1] if well else fitting[0]
-    level = reader.levels[number]
-    return Thumbnail(reader.read_region(0, 0, number, level.width, level.height), downsample)
+    level = slide.levels[number]
+    return Thumbnail(slide.read_region(*ORIGIN, number, level.width, level.height), downsample)
 
 
 def cut_tiles(
-    reader: SlideReader,
+    slide: SlideImage,
     plan: Plan,
     test: TissueTest,
     resize: Resize = "bilinear",
@@ -160,12 +171,12 @@ def cut_tiles(
 ) -> Iterator[Tile]:
     """Read and test the tiles of the grid, passing over bare glass.
 
-    Each tile comes at most once. Those taken for glass that touch a kept tile come a row later, so that what the
-    reader holds of their place is not decoded again, and those that are read because the coarse level misleads come
-    last; all others come in the order of the grid.
+    Tiles come in the order of the grid, each at most once, but for two kinds: those taken for glass that touch a kept
+    tile come a row later, while their pixels are still in the slide's cache; those that are read because the coarse
+    level misleads come last.
 
     Args:
-        reader: The slide.
+        slide: The slide.
         plan: Its grid.
         test: The full test.
         resize: How pixels are interpolated.
@@ -176,7 +187,7 @@ def cut_tiles(
     def read(numbers: npt.NDArray[np.int64]) -> Iterator[Tile]:
         for number in numbers.tolist():
             x, y = coords[number].tolist()
-            image = read_tile(reader, plan, x, y, resize)
+            image = read_tile(slide, plan, x, y, resize)
             yield Tile(number, image, test.judge(image))
 
     if glass is None:

@@ -1,6 +1,6 @@
 """Which tiles hold tissue: the paper's test on the pixels of a tile, as it is stored.
 
-The mean HSV saturation of the tile must be at least 30 of 255. What need not be read at all, see `glass`.
+The mean HSV saturation of the tile must be at least 30 of 255. Which tiles need not be read at all, see `glass`.
 """
 
 from dataclasses import dataclass

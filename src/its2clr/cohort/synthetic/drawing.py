@@ -39,6 +39,7 @@ from its2clr.cohort.synthetic.nuclei import (
     stamp,
     thin,
 )
+from its2clr.units import MicronsPerPixel, TilePixels
 
 STROMA, LYMPHOID, ADIPOSE, GLANDULAR, REACTIVE, TUMOUR = range(6)
 TISSUE_NAMES = ("stroma", "lymphoid", "adipose", "glandular", "reactive", "tumour")
@@ -49,9 +50,11 @@ class TissueSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tile_size: int = Field(32, ge=16, le=1024, description="side of a tile in pixels")
+    tile_size: TilePixels = Field(TilePixels(32), ge=16, le=1024, description="side of a tile in pixels")
     grid: tuple[int, int] = Field((7, 7), description="rows and columns of tiles in a slide")
-    mpp: float = Field(1.0, gt=0, description="microns per pixel; structures have fixed sizes in microns")
+    mpp: MicronsPerPixel = Field(
+        MicronsPerPixel(1.0), gt=0, description="microns per pixel; structures have fixed sizes in microns"
+    )
     evidence: float = Field(
         0.95,
         ge=0,

@@ -7,10 +7,11 @@ from pathlib import Path
 import pandas as pd
 
 from its2clr.cohort.layout import LeftOut
-from its2clr.cohort.manifest import Manifest, check_bags
-from its2clr.cohort.slides.scale import LARGEST_MPP, SMALLEST_MPP, is_sane
-from its2clr.cohort.table_checks import UNKNOWN_LABEL
-from its2clr.cohort.tables import Problem, at_row, column_cells, raise_problems, read_bag_table, require_columns
+from its2clr.cohort.manifest import BagTable, check_bags
+from its2clr.cohort.slides.slide_image import LARGEST_MPP, SMALLEST_MPP, is_possible
+from its2clr.cohort.tables import UNKNOWN_LABEL, Problem, at_row, column_cells, raise_problems, read_columns
+from its2clr.errors import InputError
+from its2clr.units import MicronsPerPixel
 
 _OWN_COLUMNS = ("file", "mpp", "annotation", "n_instances", "path")
 _ADVICE = {
@@ -38,23 +39,21 @@ class Slide:
     row: int
     file: Path
     name: str
-    mpp: float | None = None
+    mpp: MicronsPerPixel | None = None
     annotation: Path | None = None
     unannotated: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class SlideManifest:
+class SlideManifest(BagTable):
     """Slides and their labels, checked.
 
     Attributes:
-        bags: The bags, as of any manifest.
         slides: One per bag, in order.
         label: The column the labels are from.
         left_out: Slides without a label in that column.
     """
 
-    bags: Manifest
     slides: tuple[Slide, ...]
     label: str = "label"
     left_out: tuple[LeftOut, ...] = ()
@@ -88,31 +87,23 @@ def read_slide_manifest(
     """
     path = Path(path)
     problems: list[Problem] = []
-    table = read_bag_table(path)
     column = label or "label"
-    require_columns(table, path, ["bag_id", "file", *([column] if labelled else [])], problems, _ADVICE)
-    if not problems and table.empty:
-        problems.append(Problem(str(path), "there are no slides below the header"))
-    raise_problems(problems)
+    table = read_columns(path, ["bag_id", "file", *([column] if labelled else [])], _ADVICE)
+    if table.empty:
+        raise InputError(f"{path}: there are no slides below the header")
     table, left_out = _choose_label(table, column, labelled=labelled, may_be_empty=label is not None)
     if table.empty:
-        raise_problems([Problem(str(path), f"no slide has a label in column {column!r}")])
-    bags, has_splits = check_bags(table, path, problems, labelled=labelled)
+        raise InputError(f"{path}: no slide has a label in column {column!r}")
+    bags = check_bags(table, path, problems, labelled=labelled)
     slides = _list_slides(
-        table.assign(label=bags["label"]) if labelled else table,
+        table.assign(label=bags.bags["label"]) if labelled else table,
         path,
         slides_root or path.parent,
         annotations_root or path.parent,
         problems,
     )
     raise_problems(problems)
-    bags = bags.drop(columns=[name for name in _OWN_COLUMNS if name in bags.columns])
-    members = pd.DataFrame(
-        [(slide.bag_id, str(slide.file), slide.name, UNKNOWN_LABEL) for slide in slides],
-        columns=["bag_id", "file", "name", "label"],
-        index=table.index,
-    )
-    return SlideManifest(Manifest(path, bags, members, has_splits, labelled), slides, column, left_out)
+    return SlideManifest(**vars(bags.without(_OWN_COLUMNS)), slides=slides, label=column, left_out=left_out)
 
 
 def _choose_label(
@@ -136,16 +127,15 @@ def _choose_label(
 def _list_slides(
     table: pd.DataFrame, path: Path, slides_root: Path, annotations_root: Path, problems: list[Problem]
 ) -> tuple[Slide, ...]:
-    blank = [""] * len(table)
-    mpps = table["mpp"].tolist() if "mpp" in table.columns else blank
-    annotations = table["annotation"].tolist() if "annotation" in table.columns else blank
+    scales = parse_scales(table, path, problems)
+    annotations = table["annotation"].tolist() if "annotation" in table.columns else [""] * len(table)
     labels = table["label"].tolist() if "label" in table.columns else [UNKNOWN_LABEL] * len(table)
     bag_ids, names = table["bag_id"].tolist(), table["file"].tolist()
     annotated = any(annotations)
     slides = []
     first: dict[str, int] = {}
-    for row, bag_id, name, mpp, annotation, label in zip(
-        table.index.tolist(), bag_ids, names, mpps, annotations, labels, strict=True
+    for row, bag_id, name, annotation, label in zip(
+        table.index.tolist(), bag_ids, names, annotations, labels, strict=True
     ):
         if not name:
             problems.append(Problem(at_row(path, row), "file is empty, expected a slide"))
@@ -157,7 +147,7 @@ def _list_slides(
                 row=row,
                 file=slides_root.absolute() / name,
                 name=name,
-                mpp=_parse_mpp(mpp, at_row(path, row), problems),
+                mpp=scales.get(row),
                 annotation=annotations_root.absolute() / annotation if annotation else None,
                 unannotated=(0 if label == 0 else UNKNOWN_LABEL) if annotated else None,
             )
@@ -169,14 +159,21 @@ def _list_slides(
     return tuple(slides)
 
 
-def _parse_mpp(cell: str, where: str, problems: list[Problem]) -> float | None:
-    if not cell:
-        return None
-    try:
-        mpp = float(cell)
-    except ValueError:
-        mpp = 0.0
-    if not is_sane(mpp):
-        expected = f"expected um/px from {SMALLEST_MPP:g} to {LARGEST_MPP:g}, or nothing"
-        problems.append(Problem(where, f"mpp is {cell!r}, {expected}"))
-    return mpp
+def parse_scales(table: pd.DataFrame, path: Path, problems: list[Problem]) -> dict[int, MicronsPerPixel]:
+    """Read column `mpp`, the scale of level 0, where it is there and filled; wrong cells are noted.
+
+    Returns:
+        The scales by row.
+    """
+    scales = {}
+    for row, cell in column_cells(table, "mpp") if "mpp" in table.columns else ():
+        try:
+            mpp = float(cell or "nan")
+        except ValueError:
+            mpp = 0.0
+        if is_possible(mpp):
+            scales[row] = MicronsPerPixel(mpp)
+        elif cell:
+            expected = f"expected um/px of level 0 from {SMALLEST_MPP:g} to {LARGEST_MPP:g}, or nothing"
+            problems.append(Problem(at_row(path, row), f"mpp is {cell!r}, {expected}"))
+    return scales

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from its2clr.config import ViewsConfig
-from its2clr.views import apply, draw
+from its2clr.views.drawn import draw
+from its2clr.views.plain import apply
 
 CASES = {
     "everything": {"crop_scale": (0.2, 1.0), "quarter_turn": 0.5},
@@ -23,7 +24,7 @@ CASES = {
 
 
 def compare(device: str, side: int = 24) -> None:
-    from its2clr.views_fused import fused_views
+    from its2clr.views.fused import fused_views
 
     generator = torch.Generator().manual_seed(0)
     tiles = torch.randint(0, 256, (7, 3, side, side), dtype=torch.uint8, generator=generator)
@@ -52,7 +53,7 @@ def test_fused_views_equal_the_plain_ones():
     if torch.cuda.is_available():
         compare("cuda", 224)
         return
-    code = "from tests.test_views_fused import compare; compare('cpu')"
+    code = "from tests.test_fused_views import compare; compare('cpu')"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
 

@@ -5,9 +5,9 @@ import tifffile
 from PIL import Image
 from tests.cohort.slide_files import REAL_SLIDES, draw, halve, write_ome, write_plain, write_pyramid
 
-from its2clr.cohort.slides.scale import slide_mpp, target_mpp
-from its2clr.cohort.slides.slide_image import OpenSlideReader, SlideProblem, open_slide
-from its2clr.cohort.slides.tiff import TiffReader
+from its2clr.cohort.slides import target_mpp
+from its2clr.cohort.slides.slide_image import OpenSlideImage, SlideProblem, open_slide, slide_mpp
+from its2clr.cohort.slides.tiff import TiffImage
 from its2clr.errors import InputError
 
 real = pytest.mark.skipif(not REAL_SLIDES.is_dir(), reason="the real slides are not here")
@@ -44,12 +44,12 @@ def check_pixels(path, pixels, kind, levels):
 
 def test_pyramidal_tiff_through_openslide(tmp_path):
     pixels = draw(704, 512)
-    check_pixels(write_pyramid(tmp_path / "a.tif", pixels), pixels, OpenSlideReader, 4)
+    check_pixels(write_pyramid(tmp_path / "a.tif", pixels), pixels, OpenSlideImage, 4)
 
 
 def test_ome_tiff_through_tifffile(tmp_path):
     pixels = draw(704, 512)
-    check_pixels(write_ome(tmp_path / "a.ome.tif", pixels), pixels, TiffReader, 3)
+    check_pixels(write_ome(tmp_path / "a.ome.tif", pixels), pixels, TiffImage, 3)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_ome_tiff_through_tifffile(tmp_path):
 )
 def test_plain_tiff_through_tifffile(tmp_path, more):
     pixels = draw(703, 511)
-    check_pixels(write_plain(tmp_path / "a.tif", pixels, **more), pixels, TiffReader, 1)
+    check_pixels(write_plain(tmp_path / "a.tif", pixels, **more), pixels, TiffImage, 1)
 
 
 def test_plainly_stored_pixels_are_mapped_not_loaded(tmp_path, monkeypatch):
@@ -101,7 +101,7 @@ def test_the_largest_of_several_pictures_is_the_slide(tmp_path):
     with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
         for picture, size in zip((label, pixels), sizes, strict=True):
             file.write(picture, photometric="rgb", metadata={"axes": "YXS", **size})
-    check_pixels(tmp_path / "a.ome.tif", pixels, TiffReader, 1)
+    check_pixels(tmp_path / "a.ome.tif", pixels, TiffImage, 1)
 
 
 def test_compressions_that_openslide_lacks_are_read_with_tifffile(tmp_path):
@@ -109,14 +109,14 @@ def test_compressions_that_openslide_lacks_are_read_with_tifffile(tmp_path):
     options = {"tile": (128, 128), "photometric": "rgb", "metadata": None, "compression": "jpeg2000"}
     with pytest.raises(openslide.OpenSlideError):
         openslide.OpenSlide(write_plain(tmp_path / "a.tif", pixels, **options))
-    check_pixels(tmp_path / "a.tif", pixels, TiffReader, 1)
+    check_pixels(tmp_path / "a.tif", pixels, TiffImage, 1)
 
 
 def test_jpeg_colours_of_an_ome_tiff_are_those_of_tifffile(tmp_path):
     options = {"tile": (128, 128), "photometric": "rgb", "compression": "jpeg", "metadata": {"axes": "YXS"}}
     tifffile.imwrite(tmp_path / "a.ome.tif", draw(704, 512), **options)
     with open_slide(tmp_path / "a.ome.tif") as slide:
-        assert isinstance(slide, TiffReader)
+        assert isinstance(slide, TiffImage)
         np.testing.assert_array_equal(read(slide, 0, 0, 0, 704, 512), tifffile.imread(tmp_path / "a.ome.tif"))
 
 
@@ -147,7 +147,7 @@ def test_real_slides_equal_a_plain_openslide_read():
 def test_real_pyramid_equals_a_plain_tifffile_read():
     path = REAL_SLIDES / "pyramid.tiff"
     with tifffile.TiffFile(path) as plain:
-        slide = TiffReader(path)
+        slide = TiffImage(path)
         for level, series in enumerate(plain.series[0].levels):
             pixels = series.asarray()
             x = y = min(pixels.shape[0] // 4, 400)

@@ -1,34 +1,34 @@
 """Turn one slide into one tile file and one picture; this runs on the workers."""
 
-import hashlib
 import json
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from its2clr.cohort.image_files import Resize, encode_tile
-from its2clr.cohort.layout import BAGS_FILE, Encoding, tile_path
+from its2clr.cohort.layout import Encoding, LeftOut, tile_path
+from its2clr.cohort.packing import FINGERPRINT, BagResult, file_stamp, fingerprint, path_to_write, whole_tile_file
 from its2clr.cohort.slides.glass import Glass
-from its2clr.cohort.slides.manifest import Slide
+from its2clr.cohort.slides.ground_truth import label_tiles, read_ground_truth
 from its2clr.cohort.slides.overview import Overview, overview_path
-from its2clr.cohort.slides.scale import slide_mpp
-from its2clr.cohort.slides.slide_image import SlideProblem, SlideReader, open_slide
-from its2clr.cohort.slides.slide_stain import SlideStain
-from its2clr.cohort.slides.spool import Spool
+from its2clr.cohort.slides.slide_image import SlideImage, SlideProblem, open_slide, slide_mpp
+from its2clr.cohort.slides.slide_manifest import Slide
 from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail, read_tile
 from its2clr.cohort.slides.tissue import TissueTest
-from its2clr.cohort.tiles import read_tiles, write_tile_file
-from its2clr.errors import InputError
+from its2clr.cohort.tiles import write_tile_file
+from its2clr.units import MicronsPerPixel, TilePixels
 
 if TYPE_CHECKING:
-    from its2clr.cohort.slides.shapes import Annotations
     from its2clr.cohort.slides.stain import StainMethod
 
-_FINGERPRINT, _IDENTITY, _NOTES = "fingerprint", "identity", "notes"
+_TILE_SIZE, _NO_OVERLAP = TilePixels(224), TilePixels(0)
+_IDENTITY, _NOTES = "identity", "notes"
 _MISLEADS = "its coarse level does not show what its tiles hold, so every tile was read"
 
 
@@ -53,16 +53,16 @@ class SlideSettings:
         skip_glass: Whether to pass over what the thumbnail shows to be bare glass; if not, every tile is read.
     """
 
-    mpp: float
-    tile_size: int = 224
-    overlap: int = 0
+    mpp: MicronsPerPixel
+    tile_size: TilePixels = _TILE_SIZE
+    overlap: TilePixels = _NO_OVERLAP
     resize: Resize = "bilinear"
     min_saturation: float = 30.0
     min_tissue: float = 0.0
     min_covered: float = 0.0
     classes: tuple[str, ...] = ()
     stain: "StainMethod | None" = None
-    default_mpp: float | None = None
+    default_mpp: MicronsPerPixel | None = None
     encoding: Encoding = "jpeg"
     quality: int = 95
     skip_glass: bool = True
@@ -86,39 +86,30 @@ class TileCounts:
 
 
 @dataclass(frozen=True)
-class SlideResult:
+class SlideResult(BagResult):
     """What became of one slide.
 
     Attributes:
         counts: Its tiles.
-        problem: Why it was left out; None if it is in the cohort.
-        skipped: Whether it was there already, whole.
-        notes: What a person should know of it, though it is in the cohort.
         identity: The same for copies of one slide; "" if not known.
     """
 
-    counts: TileCounts
-    problem: str | None = None
-    skipped: bool = False
-    notes: tuple[str, ...] = ()
+    counts: TileCounts = TileCounts()
     identity: str = ""
 
 
 def finished(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult | None:
     """What is there of a slide, if it is whole and was made from this file with these settings."""
-    path = tile_path(out, slide.bag_id)
-    if not path.exists() or not overview_path(out, slide.bag_id).exists():
-        return None
-    try:
-        tiles = read_tiles(path)
-    except InputError:
-        return None
-    if tiles.attributes.get(_FINGERPRINT) != _fingerprint(slide, settings):
+    tiles = whole_tile_file(out, slide.bag_id, _fingerprint(slide, settings))
+    if tiles is None or not overview_path(out, slide.bag_id).exists():
         return None
     dropped = {name: int(tiles.attributes.get(f"n_{name}", 0)) for name in ("glass", "low_saturation", "low_tissue")}
-    notes = tuple(json.loads(tiles.attributes.get(_NOTES, "[]")))
-    identity = str(tiles.attributes.get(_IDENTITY, ""))
-    return SlideResult(TileCounts(len(tiles), **dropped), skipped=True, notes=notes, identity=identity)
+    return SlideResult(
+        len(tiles),
+        notes=tuple(json.loads(tiles.attributes.get(_NOTES, "[]"))),
+        counts=TileCounts(len(tiles), **dropped),
+        identity=str(tiles.attributes.get(_IDENTITY, "")),
+    )
 
 
 def pack_slide(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult:
@@ -131,32 +122,40 @@ def pack_slide(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult:
         OSError: If the cohort folder cannot be written.
     """
     try:
-        with open_slide(slide.file) as reader, Spool(tile_path(out, slide.bag_id).parent) as spool:
-            return _pack(slide, reader, spool, out, settings)
+        with open_slide(slide.file) as image, Spool(tile_path(out, slide.bag_id).parent) as spool:
+            return _pack(slide, image, spool, out, settings)
     except SlideProblem as problem:
-        tile_path(out, slide.bag_id).unlink(missing_ok=True)
         overview_path(out, slide.bag_id).unlink(missing_ok=True)
-        return SlideResult(TileCounts(), str(problem))
+        return left_out(slide, str(problem))
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise
         raise OSError(error.errno, error.strerror, str(out)) from error  # a full disk does not say where it is
 
 
-def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: SlideSettings) -> SlideResult:
-    fingerprint = _fingerprint(slide, settings)
-    mpp = slide_mpp(reader.mpp, slide.mpp, settings.default_mpp)
-    plan = plan_tiles(reader, mpp, settings.mpp, settings.tile_size, settings.overlap)
-    annotations = _read_ground_truth(slide, reader, settings.classes)
+def left_out(slide: Slide, problem: str) -> SlideResult:
+    """The result of a slide that cannot be used."""
+    return SlideResult(left_out=(LeftOut(slide.bag_id, slide.name, slide.row, problem),))
+
+
+def _pack(slide: Slide, image: SlideImage, spool: "Spool", out: Path, settings: SlideSettings) -> SlideResult:
+    made_from = _fingerprint(slide, settings)  # before pixels are read: a slide that changes meanwhile is tiled again
+    mpp = slide_mpp(image.mpp, slide.mpp, settings.default_mpp)
+    plan = plan_tiles(image, mpp, settings.mpp, settings.tile_size, settings.overlap)
+    annotations = read_ground_truth(slide, image.levels[0], settings.classes)
     test = TissueTest(settings.min_saturation, settings.min_tissue)
     grid = plan.coords()
-    thumbnail = read_thumbnail(reader, plan)
+    thumbnail = read_thumbnail(image, plan)
     glass = Glass(thumbnail, grid, plan.side, test.min_saturation) if thumbnail and settings.skip_glass else None
-    overview = Overview(reader.levels[0], plan, None if thumbnail is None else thumbnail.image)
-    stain = None if settings.stain is None else SlideStain(settings.stain)
+    overview = Overview(image.levels[0], plan, None if thumbnail is None else thumbnail.image)
+    stain = None
+    if settings.stain is not None:
+        from its2clr.cohort.slides.stain import SlideStain  # with torch, which no other slide needs
+
+        stain = SlideStain(settings.stain)
     seen: Counter[str] = Counter()
     kept: list[int] = []
-    for tile in cut_tiles(reader, plan, test, settings.resize, glass):
+    for tile in cut_tiles(image, plan, test, settings.resize, glass):
         seen[tile.verdict] += 1
         overview.add(tile.image, *grid[tile.number].tolist())
         if tile.verdict == "kept":
@@ -176,9 +175,9 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
         spool.arrange(order.tolist())
     else:  # its stains are known only now, so kept tiles are read once more
         for x, y in coords.tolist():
-            image = stain.normalise(read_tile(reader, plan, x, y, settings.resize))
-            spool.append(encode_tile(image, settings.encoding, settings.quality))
-    labels, doubts = _label_tiles(slide, annotations, coords, plan.side, settings.min_covered)
+            normalised = stain.normalise(read_tile(image, plan, x, y, settings.resize))
+            spool.append(encode_tile(normalised, settings.encoding, settings.quality))
+    labels, doubts = label_tiles(slide, annotations, coords, plan.side, settings.min_covered)
     notes = [
         *doubts,
         *(annotations.notes if annotations is not None else ()),
@@ -187,11 +186,10 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
     if glass and glass.misleads:
         notes.append(_MISLEADS)
         overview.distrust()
-    # while slides are being written the folder is not complete, so it must not look so
-    (out / BAGS_FILE).unlink(missing_ok=True)
+    path = path_to_write(out, slide.bag_id)
     overview.save(overview_path(out, slide.bag_id), coords, None if annotations is None else annotations.tumour)
     write_tile_file(
-        tile_path(out, slide.bag_id),
+        path,
         spool,
         coords,
         [f"x{x}_y{y}" for x, y in coords.tolist()],
@@ -203,9 +201,9 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
         source=str(slide.file),
         encoding=settings.encoding,
         attributes={
-            _FINGERPRINT: fingerprint,
+            FINGERPRINT: made_from,
             _NOTES: json.dumps(notes),
-            _IDENTITY: reader.identity,
+            _IDENTITY: image.identity,
             "mpp_level0": mpp,
             "step_level0": plan.step,
             "overlap": settings.overlap,
@@ -213,47 +211,58 @@ def _pack(slide: Slide, reader: SlideReader, spool: Spool, out: Path, settings: 
             **{f"n_{name}": count for name, count in asdict(counts).items()},
         },
     )
-    return SlideResult(counts, notes=tuple(notes), identity=reader.identity)
-
-
-def _read_ground_truth(slide: Slide, reader: SlideReader, classes: tuple[str, ...]) -> "Annotations | None":
-    if slide.annotation is None:
-        return None
-    from its2clr.cohort.slides.ground_truth import read_ground_truth
-
-    return read_ground_truth(slide, reader.levels[0], classes)
-
-
-def _label_tiles(
-    slide: Slide,
-    annotations: "Annotations | None",
-    coords: npt.NDArray[np.int64],
-    side: int,
-    min_covered: float,
-) -> tuple[npt.NDArray[np.int8] | None, tuple[str, ...]]:
-    if slide.unannotated is None:
-        return None, ()
-    from its2clr.cohort.slides.ground_truth import label_tiles
-
-    return label_tiles(slide, annotations, coords, side, min_covered)
+    return SlideResult(counts.kept, notes=tuple(notes), counts=counts, identity=image.identity)
 
 
 def _fingerprint(slide: Slide, settings: SlideSettings) -> str:
     """Changes when the settings, the slide, its annotation or what the manifest says of it changes."""
-    content = [
-        asdict(settings),
-        slide.bag_id,
-        slide.mpp,
-        slide.unannotated,
-        _stamp(slide.file),
-        None if slide.annotation is None else [str(slide.annotation), _stamp(slide.annotation)],
-    ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    annotation = None if slide.annotation is None else [str(slide.annotation), file_stamp(slide.annotation)]
+    return fingerprint(asdict(settings), slide.bag_id, slide.mpp, slide.unannotated, file_stamp(slide.file), annotation)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
+class Spool(Sequence[bytes]):
+    """The encoded tiles of a slide, in a nameless file: memory does not grow with the slide.
+
+    What it holds vanishes with it, even when the process is killed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=folder, prefix=".", suffix=".part")  # noqa: SIM115 - closed by __exit__
+        self._end = 0
+        self._places: list[tuple[int, int]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def append(self, content: bytes) -> None:
+        """Add one at the end."""
+        self._file.seek(self._end)
+        self._file.write(content)
+        self._places.append((self._end, len(content)))
+        self._end += len(content)
+
+    def arrange(self, order: Sequence[int]) -> None:
+        """Put them in another order: the one that is now `order[0]` comes first."""
+        self._places = [self._places[number] for number in order]
+
+    def __len__(self) -> int:
+        """How many were added."""
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        """Read one back, or several."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        start, size = self._places[index]
+        self._file.seek(start)
+        return self._file.read(size)

@@ -1,15 +1,14 @@
-"""Writes the embedded cohort: synthetic slides of known truth, in the same format as any other cohort.
+"""The embedded cohort: synthetic slides of known truth, in the same format as any other cohort.
 
-Slide `i` depends on the seed, its number and the settings only, never on how many processes drew it.
-`bags.csv` is written last, so a folder that has it is complete; running again continues what was interrupted.
+A slide depends on the seed, its number and the settings only, never on how many processes drew it.
 """
 
-import difflib
 import io
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -19,11 +18,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from its2clr.cohort.layout import BAGS_FILE, CohortInfo, claim_folder, tile_path, write_bags, write_problems
+from its2clr.cohort.layout import CohortInfo, tile_path
+from its2clr.cohort.packing import BagResult, pack_cohort, path_to_write
 from its2clr.cohort.parallel import Progress, default_workers
 from its2clr.cohort.synthetic.drawing import TissueSettings, render_slide
 from its2clr.cohort.tiles import write_tile_file
 from its2clr.errors import InputError
+from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
+from its2clr.wording import did_you_mean
 
 SizeName = Literal["tiny", "small", "medium", "large"]
 
@@ -41,15 +43,16 @@ class CohortSize(NamedTuple):
     val: int
     test: int
     grid: tuple[int, int]
-    tile_size: int
-    mpp: float
+    tile_size: TilePixels
+    mpp: MicronsPerPixel
 
 
+_COARSE, _FINE = (TilePixels(32), MicronsPerPixel(1.0)), (TilePixels(64), MicronsPerPixel(0.5))
 SIZES: dict[SizeName, CohortSize] = {
-    "tiny": CohortSize(24, 16, 16, grid=(4, 4), tile_size=32, mpp=1.0),
-    "small": CohortSize(120, 60, 100, grid=(6, 6), tile_size=32, mpp=1.0),
-    "medium": CohortSize(240, 80, 160, grid=(10, 10), tile_size=64, mpp=0.5),
-    "large": CohortSize(400, 120, 240, grid=(14, 14), tile_size=64, mpp=0.5),
+    "tiny": CohortSize(24, 16, 16, (4, 4), *_COARSE),
+    "small": CohortSize(120, 60, 100, (6, 6), *_COARSE),
+    "medium": CohortSize(240, 80, 160, (10, 10), *_FINE),
+    "large": CohortSize(400, 120, 240, (14, 14), *_FINE),
 }
 
 
@@ -102,32 +105,29 @@ def make_synthetic(
         raise InputError(f"workers must be at least 1, got {workers}")
     settings = synthetic_settings(size, **overrides)
     plans = _plan_bags(SIZES[size], seed)
-    wanted = {"source": SOURCE, "drawing": DRAWING_VERSION, "size": size, "seed": seed}
-    wanted |= settings.model_dump(mode="json")
-    claim_folder(
-        out, CohortInfo(tile_size=settings.tile_size, encoding="png", has_instance_labels=True, settings=wanted)
-    )
-
-    pending = [plan for plan in plans if not tile_path(out, plan.bag_id).exists()]
-    done = len(plans) - len(pending)
-    if progress is not None:
-        progress(done, len(plans))
-    for _ in _draw_all(out, pending, settings, seed, workers):
-        done += 1
-        if progress is not None:
-            progress(done, len(plans))
-
     tiles_per_bag = settings.grid[0] * settings.grid[1]
-    if not (out / BAGS_FILE).exists():
-        write_problems(out, [])
-        bags = pd.DataFrame(plans).drop(columns="number")
-        write_bags(out, bags.assign(n_instances=tiles_per_bag))
+    wanted = {"source": SOURCE, "drawing": DRAWING_VERSION, "size": size, "seed": seed}
+    packed = pack_cohort(
+        out,
+        CohortInfo(
+            tile_size=settings.tile_size,
+            encoding="png",
+            has_instance_labels=True,
+            settings=wanted | settings.model_dump(mode="json"),
+        ),
+        pd.DataFrame(plans).drop(columns="number").assign(n_instances=tiles_per_bag),
+        {plan.bag_id: plan for plan in plans},
+        finished=lambda plan: BagResult(tiles_per_bag) if tile_path(out, plan.bag_id).exists() else None,
+        pack=partial(_draw_bag, out=out, settings=settings, seed=seed),
+        spread=partial(_in_processes, tile_pixels=tiles_per_bag * settings.tile_size**2, workers=workers),
+        progress=progress,
+    ).summary
     return SyntheticSummary(
         folder=out,
-        bags=len(plans),
+        bags=packed.n_bags,
         positive_bags=sum(plan.label for plan in plans),
-        instances=len(plans) * tiles_per_bag,
-        drawn=len(pending),
+        instances=packed.n_instances,
+        drawn=packed.n_packed,
     )
 
 
@@ -135,11 +135,11 @@ def synthetic_settings(size: SizeName, **overrides: Any) -> TissueSettings:
     """The tissue settings of a size, with some of them replaced."""
     if size not in SIZES:
         raise InputError(f"unknown size {size!r} of the synthetic cohort; sizes are {', '.join(get_args(SizeName))}")
+    known = TissueSettings.model_fields
     for name in overrides:
-        if name not in TissueSettings.model_fields:
-            close = difflib.get_close_matches(name, TissueSettings.model_fields, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(TissueSettings.model_fields)}"
-            raise InputError(f"unknown setting {name!r} of the synthetic cohort; {hint}")
+        if name not in known:
+            hint = did_you_mean(name, known, else_list=True)
+            raise InputError(f"unknown setting {name!r} of the synthetic cohort{hint}")
     shape = SIZES[size]
     values = {"grid": shape.grid, "tile_size": shape.tile_size, "mpp": shape.mpp, **overrides}
     try:
@@ -178,51 +178,48 @@ def _plan_bags(size: CohortSize, seed: int) -> list[_BagPlan]:
     return plans
 
 
-def _draw_all(
-    out: Path, plans: list[_BagPlan], settings: TissueSettings, seed: int, workers: int | None
-) -> Iterator[None]:
-    """Draw the bags, one step of the iterator for each as it is done."""
+def _in_processes(
+    draw: Callable[[_BagPlan], BagResult], plans: Mapping[str, _BagPlan], *, tile_pixels: int, workers: int | None
+) -> Iterator[tuple[str, BagResult]]:
+    """Draw bags of so many pixels, in this process where few are to be drawn."""
     if workers is None:
-        pixels = len(plans) * settings.grid[0] * settings.grid[1] * settings.tile_size**2
-        workers = default_workers() if pixels > _POOL_WORTHWHILE else 1
+        workers = default_workers() if len(plans) * tile_pixels > _POOL_WORTHWHILE else 1
     workers = min(workers, len(plans))
     if workers <= 1:
-        for plan in plans:
-            _draw_bag(out, plan, settings, seed)
-            yield
+        yield from ((bag_id, draw(plan)) for bag_id, plan in plans.items())
         return
     # Not forked: the caller may hold threads (BLAS, a device) that do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        futures = [pool.submit(_draw_bag, out, plan, settings, seed) for plan in plans]
+        futures = {pool.submit(draw, plan): bag_id for bag_id, plan in plans.items()}
         try:
             for future in as_completed(futures):
-                future.result()
-                yield
+                yield futures[future], future.result()
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _draw_bag(out: Path, plan: _BagPlan, settings: TissueSettings, seed: int) -> None:
+def _draw_bag(plan: _BagPlan, *, out: Path, settings: TissueSettings, seed: int) -> BagResult:
     """Render one slide, cut it into tiles and write its tile file."""
     slide = render_slide(slide_generator(seed, plan.number), settings, positive=bool(plan.label))
     rows, cols = np.divmod(np.arange(slide.labels.size), settings.grid[1])
     write_tile_file(
-        tile_path(out, plan.bag_id),
+        path_to_write(out, plan.bag_id),
         [_png(tile) for tile in cut_tiles(slide.image, settings.tile_size)],
         coords=np.stack([cols, rows], axis=1).astype(np.int64) * settings.tile_size,
         names=[f"r{row:02d}c{col:02d}" for row, col in zip(rows, cols, strict=True)],
         labels=slide.labels.ravel(),
         bag_id=plan.bag_id,
         tile_size=settings.tile_size,
-        tile_size_level0=settings.tile_size,
+        tile_size_level0=Level0Pixels(settings.tile_size),
         mpp=settings.mpp,
         source=f"synthetic slide {plan.number} of seed {seed}",
         encoding="png",
     )
+    return BagResult(slide.labels.size)
 
 
-def cut_tiles(image: NDArray[np.uint8], tile_size: int) -> NDArray[np.uint8]:
+def cut_tiles(image: NDArray[np.uint8], tile_size: TilePixels) -> NDArray[np.uint8]:
     """Cut a picture into its tiles, row by row: (H, W, 3) -> (rows * cols, tile_size, tile_size, 3)."""
     rows, cols = image.shape[0] // tile_size, image.shape[1] // tile_size
     tiles = image.reshape(rows, tile_size, cols, tile_size, 3).swapaxes(1, 2)

@@ -1,57 +1,42 @@
-"""Make a cohort of slides: what is whole is kept, the rest is spread over workers, and the folder is closed."""
+"""Make a cohort of whole slides: settings checked, slides spread over Dask workers, closing words."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from its2clr.cohort.finish import plan_splits, settle_splits
 from its2clr.cohort.image_files import check_tile_settings
-from its2clr.cohort.layout import (
-    PROBLEMS_FILE,
-    CohortInfo,
-    LeftOut,
-    claim_folder,
-    write_bags,
-    write_problems,
-)
+from its2clr.cohort.layout import PROBLEMS_FILE, CohortInfo
+from its2clr.cohort.packing import PackSummary, SplitPlan, pack_cohort
 from its2clr.cohort.slides.cluster import WorkersDied, connect, map_on_workers
-from its2clr.cohort.slides.manifest import Slide, SlideManifest
-from its2clr.cohort.slides.pack import SlideResult, SlideSettings, TileCounts, finished, pack_slide
-from its2clr.cohort.slides.scale import check_mpp
+from its2clr.cohort.slides.one_slide import SlideResult, SlideSettings, TileCounts, finished, left_out, pack_slide
+from its2clr.cohort.slides.slide_image import check_mpp
+from its2clr.cohort.slides.slide_manifest import Slide, SlideManifest
 from its2clr.cohort.slides.tissue import TissueTest
 from its2clr.cohort.splits import DEFAULT_FRACTIONS
 from its2clr.errors import InputError
 from its2clr.files import remove_half_written
+from its2clr.units import MicronsPerPixel, mpp_of_magnification
+from its2clr.wording import shortened_lines
 
 SlideProgress = Callable[[int, int, int], None]
 """Called with the slides this run has done, those it has to do, and the tiles it has kept."""
 
-_LISTED = 10
 _DIED = "its worker died each time it was tried: too little memory, or a file that crashes the decoder"
 
 
 @dataclass(frozen=True)
-class SlideSummary:
+class SlideSummary(PackSummary):
     """What tiling did.
 
     Attributes:
-        path: The cohort folder.
-        n_bags: Slides in the cohort.
-        n_packed: Slides tiled by this run.
-        n_skipped: Slides that were already there, whole.
         counts: What became of the tiles of all slides in the cohort.
-        left_out: Slides that are not in the cohort, and why.
-        notes: What a person should know of slides that are, by bag.
+        notes: What a person should know of slides that are in the cohort, by bag.
     """
 
-    path: Path
-    n_bags: int
-    n_packed: int
-    n_skipped: int
     counts: TileCounts
-    left_out: tuple[LeftOut, ...]
     notes: tuple[tuple[str, str], ...] = ()
 
     def lines(self) -> list[str]:
@@ -69,13 +54,10 @@ class SlideSummary:
         ]
         if self.left_out:
             lines.append(f"slides left out: {len(self.left_out)} ({self.path / PROBLEMS_FILE})")
-            lines += [f"  {one.bag_id}: {one.problem}" for one in self.left_out[:_LISTED]]
-        if len(self.left_out) > _LISTED:
-            lines.append(f"  and {len(self.left_out) - _LISTED} more")
-        lines += [f"note: {bag_id}: {note}" for bag_id, note in self.notes[:_LISTED]]
-        if len(self.notes) > _LISTED:
-            lines.append(f"and {len(self.notes) - _LISTED} more notes, each in attribute `notes` of its tile file")
-        return lines
+            problems = shortened_lines([f"{one.bag_id}: {one.problem}" for one in self.left_out])
+            lines += [f"  {line}" for line in problems]
+        notes = [f"note: {bag_id}: {note}" for bag_id, note in self.notes]
+        return lines + shortened_lines(notes, more="more notes, each in attribute `notes` of its tile file")
 
 
 def pack_slides(
@@ -112,45 +94,51 @@ def pack_slides(
     """
     check_slide_settings(settings)
     out = Path(out).absolute()
-    bags = manifest.bags
-    claim_folder(
+    splits = SplitPlan(manifest, fractions, seed)
+    info = CohortInfo(
+        tile_size=settings.tile_size,
+        encoding=settings.encoding,
+        has_instance_labels=manifest.annotated,
+        labelled=manifest.labelled,
+        settings={
+            **asdict(settings),
+            "classes": list(settings.classes),
+            "label": manifest.label,
+            **splits.settings(),
+        },
+    )
+    packed = pack_cohort(
         out,
-        CohortInfo(
-            tile_size=settings.tile_size,
-            encoding=settings.encoding,
-            has_instance_labels=manifest.annotated,
-            labelled=bags.labelled,
-            settings={
-                **asdict(settings),
-                "classes": list(settings.classes),
-                "label": manifest.label,
-                **plan_splits(bags, fractions, seed),
-            },
-        ),
+        info,
+        manifest.bags,
+        {slide.bag_id: slide for slide in manifest.slides},
+        finished=partial(finished, out=out, settings=settings),
+        pack=partial(pack_slide, out=out, settings=settings),
+        spread=partial(_on_workers, out=out, scheduler=scheduler, workers=workers, progress=progress),
+        splits=splits,
+        left_out=manifest.left_out,
     )
-    remove_half_written(out)
-    results = _tile(manifest.slides, out, settings, scheduler, workers, progress)
-    remove_half_written(out)  # what workers left that died in this run
-    left_out = [
-        *manifest.left_out,
-        *(
-            LeftOut(slide.bag_id, slide.name, slide.row, problem)
-            for slide in manifest.slides
-            if (problem := results[slide.bag_id].problem) is not None
-        ),
-    ]
-    left_out.sort(key=lambda one: one.row)
-    write_problems(out, left_out)
-    table = bags.bags.assign(n_instances=[results[slide.bag_id].counts.kept for slide in manifest.slides])
-    kept = settle_splits(table[table["n_instances"] > 0], bags, out, fractions, seed)
-    write_bags(out, kept)
-    skipped = sum(result.skipped for result in results.values())
     notes = (
-        *_copies(manifest.slides, results),
-        *((slide.bag_id, note) for slide in manifest.slides for note in results[slide.bag_id].notes),
+        *_copies(packed.results),
+        *((bag_id, note) for bag_id, result in packed.results.items() for note in result.notes),
     )
-    counts = _add_up(results.values())
-    return SlideSummary(out, len(kept), len(kept) - skipped, skipped, counts, tuple(left_out), notes)
+    return SlideSummary(**vars(packed.summary), counts=_add_up(packed.results.values()), notes=notes)
+
+
+def target_mpp(magnification: float | None, mpp: float | None) -> MicronsPerPixel:
+    """The microns per pixel of the tiles: `mpp`, or what the `magnification` stands for (5x is 2 um/px).
+
+    Raises:
+        InputError: If not exactly one of them is given, or it is out of range.
+    """
+    if (magnification is None) == (mpp is None):
+        raise InputError("give the scale of the tiles as either --magnification or --mpp")
+    if magnification is not None and not (math.isfinite(magnification) and magnification > 0):
+        raise InputError(f"magnification must be above 0, got {magnification:g}")
+    asked = mpp_of_magnification(magnification) if magnification is not None else MicronsPerPixel(mpp or 0.0)
+    if not (math.isfinite(asked) and 0 < asked <= 100):
+        raise InputError(f"mpp must be above 0 and at most 100 um/px, got {asked:g}")
+    return asked
 
 
 def check_slide_settings(settings: SlideSettings) -> None:
@@ -169,48 +157,38 @@ def check_slide_settings(settings: SlideSettings) -> None:
         check_mpp(settings.default_mpp, "default_mpp")
 
 
-def _tile(
-    slides: Sequence[Slide],
+def _on_workers(
+    pack: Callable[[Slide], SlideResult],
+    slides: Mapping[str, Slide],
+    *,
     out: Path,
-    settings: SlideSettings,
     scheduler: str | None,
     workers: int | None,
     progress: SlideProgress | None,
-) -> dict[str, SlideResult]:
-    """Tile what is not there yet."""
-    results: dict[str, SlideResult] = {}
-    waiting: dict[str, Slide] = {}
-    for slide in slides:
-        there = finished(slide, out, settings)
-        if there is None:
-            waiting[slide.bag_id] = slide
-        else:
-            results[slide.bag_id] = there
-    if not waiting:
-        return results
-    done = tiles = 0
+) -> Iterator[tuple[str, SlideResult]]:
+    """Tile slides on Dask workers; one whose workers died each time is left out."""
+    remove_half_written(out)
+    tiles = 0
     with connect(scheduler, workers) as client:
-        work = partial(pack_slide, out=out, settings=settings)
-        for bag_id, result in map_on_workers(client, work, waiting):
-            outcome = SlideResult(TileCounts(), _DIED) if isinstance(result, WorkersDied) else result
-            results[bag_id] = outcome
-            done, tiles = done + 1, tiles + outcome.counts.kept
+        for done, (bag_id, result) in enumerate(map_on_workers(client, pack, slides), start=1):
+            outcome = left_out(slides[bag_id], _DIED) if isinstance(result, WorkersDied) else result
+            tiles += outcome.n_instances
             if progress is not None:
-                progress(done, len(waiting), tiles)
-    return results
+                progress(done, len(slides), tiles)
+            yield bag_id, outcome
+    remove_half_written(out)  # what workers left that died in this run
 
 
-def _copies(slides: Iterable[Slide], results: Mapping[str, SlideResult]) -> Iterator[tuple[str, str]]:
+def _copies(results: Mapping[str, SlideResult]) -> Iterator[tuple[str, str]]:
     """Notes on bags that hold the same slide under different names."""
     first: dict[str, str] = {}
-    for slide in slides:
-        identity = results[slide.bag_id].identity
-        if identity and first.setdefault(identity, slide.bag_id) != slide.bag_id:
-            yield slide.bag_id, f"is the same slide as {first[identity]}; remove one of them from the manifest"
+    for bag_id, result in results.items():
+        if result.identity and first.setdefault(result.identity, bag_id) != bag_id:
+            yield bag_id, f"is the same slide as {first[result.identity]}; remove one of them from the manifest"
 
 
 def _add_up(results: Iterable[SlideResult]) -> TileCounts:
     total: Counter[str] = Counter()
     for result in results:
         total.update(asdict(result.counts))
-    return TileCounts(**{field.name: total[field.name] for field in fields(TileCounts)})
+    return TileCounts(**total)

@@ -5,7 +5,7 @@ tile where the view looks, applies the colour operations in the view's own order
 needs the mean luma of the picture as it is at that moment, so a program goes over its pixels twice. Blurred views then
 get two separable passes; the others are not touched again. Everything is computed in float32.
 
-What is drawn for every view comes from `its2clr.views`; `its2clr.views.apply` is the reference.
+What is drawn for every view comes from `views.drawn`; `views.plain.apply` is the reference.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from its2clr.views import Drawn
+from its2clr.views.drawn import Drawn
 
 PIXELS = 1024
 """Pixels a program works on at once."""

@@ -1,0 +1,272 @@
+"""Make a cohort folder, whatever its bags are made of: claim it, keep what is whole, pack the rest, close it.
+
+`pack_cohort` is the one way to a cohort. What is particular to images, slides, features and drawn slides is given to
+it: how to tell that a bag is finished, how to pack one, and who does the work. `bags.csv` is written last, so a folder
+that has it is complete; it is removed when a tile file is about to change. The same call again goes on where it
+stopped.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import pandas as pd
+
+from its2clr.cohort.layout import (
+    BAGS_FILE,
+    PROBLEMS_FILE,
+    CohortInfo,
+    LeftOut,
+    claim_folder,
+    tile_path,
+    write_bags,
+    write_problems,
+)
+from its2clr.cohort.manifest import BagTable
+from its2clr.cohort.parallel import Progress, map_in_threads
+from its2clr.cohort.splits import assign_splits
+from its2clr.cohort.tables import Problem, check_classes, raise_problems
+from its2clr.cohort.tiles import TileFile, read_tiles
+from its2clr.errors import InputError
+
+FINGERPRINT = "fingerprint"
+"""The attribute of a tile file that changes with everything the file was made from."""
+
+
+class NoBagLeftError(InputError):
+    """Not one bag to be predicted could be packed; `problems.csv` of the cohort says why."""
+
+
+@dataclass(frozen=True)
+class BagResult:
+    """What became of one bag.
+
+    Attributes:
+        n_instances: Its instances in the cohort; 0 if the bag was left out.
+        left_out: Instances that are not in the cohort, or the bag as a whole, and why.
+        notes: What a person should know of a bag that is in the cohort.
+    """
+
+    n_instances: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PackSummary:
+    """What packing did.
+
+    Attributes:
+        path: The cohort folder.
+        n_bags: Bags in the cohort.
+        n_instances: Instances in the cohort.
+        n_packed: Bags written by this run.
+        n_skipped: Bags that were already there, whole.
+        left_out: What is not in the cohort, and why; the rows of `problems.csv`.
+    """
+
+    path: Path
+    n_bags: int
+    n_instances: int
+    n_packed: int
+    n_skipped: int
+    left_out: tuple[LeftOut, ...]
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result", bound=BagResult)
+
+Spread = Callable[[Callable[[_Item], _Result], Mapping[str, _Item]], Iterable[tuple[str, _Result]]]
+"""Applies a function to items, wherever the work is done, and yields name and result of each as it is done."""
+
+
+class Packed(NamedTuple, Generic[_Result]):
+    """A finished cohort: what packing did, and what became of each item."""
+
+    summary: PackSummary
+    results: dict[str, _Result]
+
+
+@dataclass(frozen=True, eq=False)
+class SplitPlan:
+    """Where the splits of a manifest's bags come from: checked before packing, settled when it is known what is left.
+
+    Attributes:
+        manifest: The bags.
+        fractions: Shares of train, val and test, if the manifest has no splits.
+        seed: Chooses the splits, if the manifest has none.
+    """
+
+    manifest: BagTable
+    fractions: Sequence[float]
+    seed: int
+
+    def settings(self) -> dict[str, Any]:
+        """The plan as settings of the cohort.
+
+        Raises:
+            InputError: If the bags cannot be divided so; said before hours of packing, not after.
+        """
+        if not self.manifest.labelled:
+            return {"splits": "all test"}
+        if self.manifest.has_splits:
+            return {"splits": "manifest"}
+        self._assign(self.manifest.bags)
+        return {"splits": "assigned", "seed": self.seed, "fractions": list(self.fractions)}
+
+    def settle(self, kept: pd.DataFrame, out: Path) -> pd.DataFrame:
+        """Give the bags that were packed their splits.
+
+        Args:
+            kept: The rows of the manifest's bags that were packed.
+            out: The cohort folder, for messages.
+
+        Raises:
+            NoBagLeftError: If no bag is left of those to be predicted.
+            InputError: If no bag is left, or a split lacks a class because bags were left out.
+        """
+        lost = len(self.manifest.bags) - len(kept)
+        after = f"after leaving out {lost} bags that cannot be used (see {out / PROBLEMS_FILE})"
+        if not self.manifest.has_splits:
+            try:
+                return kept.assign(split=self._assign(kept))
+            except InputError as error:
+                raise InputError(f"{out}: {after}, {error}") from error
+        where = f"{out}, {after}"
+        if self.manifest.labelled:
+            problems: list[Problem] = []
+            check_classes(kept["label"].tolist(), kept["split"].tolist(), where, problems)
+            raise_problems(problems)
+        elif kept.empty:
+            raise NoBagLeftError(str(Problem(where, "no bag is left")))
+        return kept
+
+    def _assign(self, bags: pd.DataFrame) -> list[str]:
+        splits: list[str] = assign_splits(
+            bags["label"].tolist(), bags["group"].tolist(), self.fractions, self.seed
+        ).tolist()
+        return splits
+
+
+def pack_cohort(
+    out: Path,
+    info: CohortInfo,
+    bags: pd.DataFrame,
+    items: Mapping[str, _Item],
+    *,
+    finished: Callable[[_Item], _Result | None],
+    pack: Callable[[_Item], _Result],
+    spread: Spread[_Item, _Result] | None = None,
+    workers: int | None = None,
+    splits: SplitPlan | None = None,
+    left_out: Sequence[LeftOut] = (),
+    progress: Progress | None = None,
+) -> Packed[_Result]:
+    """Make a cohort folder of bags, or go on with one.
+
+    Args:
+        out: The cohort folder; new, empty, or begun with the same settings.
+        info: What it is to hold, and the settings it is made with.
+        bags: The table of bags. Where it has a column `n_instances`, all bags are sure to be packed; otherwise the
+            results say how many instances each bag has, and those without any are left out.
+        items: What there is to pack, by bag.
+        finished: What is there of an item, if it is whole and was made from the same things; None if not.
+        pack: Packs one item. It writes to `path_to_write`.
+        spread: Who does that, for items that are not finished; threads of this process if None.
+        workers: Threads; the processors at hand if None.
+        splits: How bags get their splits; None if the table says it.
+        left_out: What was left out before, such as bags without a file.
+        progress: Called with the items done and all items.
+
+    Raises:
+        InputError: If the folder holds something else, no bag is left, or a split lacks a class because bags were
+            left out.
+    """
+    claim_folder(out, info)
+    found: dict[str, _Result] = {}
+    waiting: dict[str, _Item] = {}
+    for (name, item), there in zip(items.items(), map_in_threads(finished, items.values(), workers), strict=True):
+        if there is None:
+            waiting[name] = item
+        else:
+            found[name] = there
+    n_skipped = len(found)
+    if progress is not None and found:
+        progress(n_skipped, len(items))
+    for done, (name, result) in enumerate(_spread(spread, pack, waiting, workers), start=n_skipped + 1):
+        found[name] = result
+        if progress is not None:
+            progress(done, len(items))
+    results = {name: found[name] for name in items}
+    problems = _in_order_of_rows([*left_out, *(one for result in results.values() for one in result.left_out)], bags)
+    write_problems(out, problems)
+    kept = bags if "n_instances" in bags.columns else _packed_bags(out, bags, results)
+    kept = kept if splits is None else splits.settle(kept, out)
+    write_bags(out, kept)
+    total = int(kept["n_instances"].sum())
+    packed = sum(result.n_instances > 0 for result in results.values()) - n_skipped
+    return Packed(PackSummary(out, len(kept), total, packed, n_skipped, tuple(problems)), results)
+
+
+def _spread(
+    spread: Spread[_Item, _Result] | None,
+    pack: Callable[[_Item], _Result],
+    waiting: Mapping[str, _Item],
+    workers: int | None,
+) -> Iterable[tuple[str, _Result]]:
+    if not waiting:
+        return ()
+    if spread is not None:
+        return spread(pack, waiting)
+    return zip(waiting, map_in_threads(pack, waiting.values(), workers), strict=True)
+
+
+def _in_order_of_rows(left_out: list[LeftOut], bags: pd.DataFrame) -> list[LeftOut]:
+    """What was left out, in the order of the table; the row of an image may be that of another table."""
+    row_of = dict(zip(bags["bag_id"].tolist(), bags.index.tolist(), strict=True))
+    return sorted(left_out, key=lambda one: row_of.get(one.bag_id, one.row))
+
+
+def _packed_bags(out: Path, bags: pd.DataFrame, results: Mapping[str, BagResult]) -> pd.DataFrame:
+    """The bags that have instances; of others nothing stays in the folder."""
+    names = bags["bag_id"].tolist()
+    table = bags.assign(n_instances=[results[name].n_instances if name in results else 0 for name in names])
+    for bag_id in table.loc[table["n_instances"] == 0, "bag_id"].tolist():
+        if tile_path(out, bag_id).exists():
+            path_to_write(out, bag_id).unlink()
+    return table[table["n_instances"] > 0]
+
+
+def path_to_write(out: Path, bag_id: str) -> Path:
+    """The tile file of a bag that is about to change: from now on the folder does not look complete."""
+    (out / BAGS_FILE).unlink(missing_ok=True)
+    return tile_path(out, bag_id)
+
+
+def whole_tile_file(out: Path, bag_id: str, fingerprint: str) -> TileFile | None:
+    """The tile file of a bag if it is there, whole, and has this fingerprint."""
+    path = tile_path(out, bag_id)
+    if not path.exists():
+        return None
+    try:
+        tiles = read_tiles(path)
+    except InputError:
+        return None
+    return tiles if tiles.attributes.get(FINGERPRINT) == fingerprint else None
+
+
+def fingerprint(*content: object) -> str:
+    """A hash of what a bag is made from: settings, names, the stamps of files; all of it must be fit for JSON."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """Size and time of change of a file; (-1, -1) if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns

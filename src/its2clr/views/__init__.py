@@ -1,0 +1,1 @@
+"""Random views of tiles: crops, flips, colours, blur."""

@@ -1,0 +1,94 @@
+"""What is random about views: drawn for a batch at once, the same for the plain operations and the fused kernel."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from its2clr.config import ViewsConfig
+
+COLOURS = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
+"""Colour operations, and the amount at which each changes nothing."""
+
+
+class Drawn(NamedTuple):
+    """What was drawn for every view of a batch of M.
+
+    Attributes:
+        numbers: (12, M) float32, by row: top, left, height and width of the crop as shares of the side; whether it is
+            mirrored left to right, and top to bottom; whether it is gray; brightness, contrast, saturation and hue;
+            whether rows and columns change places.
+        order: (M, 4) int32, or (1, 4) for all views together: which colour operation comes first, second, ...
+        sigma: (M,) float32 of the blur; 0 where there is none.
+        blur_kernel: Taps of the blur; under 3 there is none.
+        cropped: Whether there are crops at all.
+        turned: Whether there are quarter turns at all.
+        coloured: Colour operations that may change anything.
+    """
+
+    numbers: Tensor
+    order: Tensor
+    sigma: Tensor
+    blur_kernel: int
+    cropped: bool
+    turned: bool
+    coloured: tuple[int, ...]
+
+
+def draw(
+    config: ViewsConfig,
+    count: int,
+    side: int,
+    generator: torch.Generator,
+    device: torch.device,
+    order: Tensor | None = None,
+) -> Drawn:
+    """Draw views.
+
+    Args:
+        config: Strengths and probabilities.
+        count: How many views.
+        side: Side of the tiles in pixels.
+        generator: Source of randomness, on the device.
+        device: Where the views are made.
+        order: (1, 4) order of the colour operations for all views; None draws one for each view.
+    """
+    uniform = torch.rand(18, count, generator=generator, device=device)
+    numbers = torch.zeros(12, count, device=device)
+    if config.crop_scale is None:
+        numbers[:2], numbers[2:4] = 0.0, 1.0
+    else:
+        area = _between(uniform[0], config.crop_scale)
+        ratio = torch.exp(_between(uniform[1], (math.log(config.crop_ratio[0]), math.log(config.crop_ratio[1]))))
+        height, width = (area / ratio).sqrt().clamp(max=1), (area * ratio).sqrt().clamp(max=1)
+        numbers[0], numbers[1] = uniform[2] * (1 - height), uniform[3] * (1 - width)
+        numbers[2], numbers[3] = height, width
+    numbers[4] = uniform[4] < config.horizontal_flip
+    numbers[5] = uniform[5] < config.vertical_flip
+    numbers[6] = uniform[6] < config.grayscale_probability
+    jittered = uniform[7] < config.jitter_probability
+    coloured = []
+    for number, (name, neutral) in enumerate(COLOURS.items()):
+        strength = getattr(config, name)
+        amount = _between(uniform[8 + number], (neutral - strength, neutral + strength))
+        numbers[7 + number] = torch.where(jittered, amount, neutral)
+        if strength > 0 and config.jitter_probability > 0:
+            coloured.append(number)
+    if config.quarter_turn > 0:
+        numbers[11] = torch.rand(count, generator=generator, device=device) < config.quarter_turn
+    kernel = blur_kernel_size(config.blur_kernel, side) if config.blur_probability > 0 else 0
+    sigma = torch.where(uniform[12] < config.blur_probability, _between(uniform[13], config.blur_sigma), 0.0)
+    if order is None:
+        order = uniform[14:18].argsort(0).T.contiguous().to(torch.int32)
+    return Drawn(numbers, order, sigma, kernel, config.crop_scale is not None, config.quarter_turn > 0, tuple(coloured))
+
+
+def blur_kernel_size(share: float, side: int) -> int:
+    """Odd kernel size nearest below `share` of the side; under 3 there is nothing to blur."""
+    size = int(share * side)
+    return size + 1 if size % 2 == 0 and size > 0 else size
+
+
+def _between(uniform: Tensor, bounds: tuple[float, float]) -> Tensor:
+    return uniform * (bounds[1] - bounds[0]) + bounds[0]
