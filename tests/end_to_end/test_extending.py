@@ -43,8 +43,13 @@ def test_the_example_trains_and_goes_on(tiny_cohort, settings, tmp_path):
     stages = open_run(tmp_path / "run", tiny_cohort, "demo", [*TINY, *settings], quiet=True)
     stages.fit()
     rows = results_rows(evaluate(stages))
-    assert [row[0] for row in rows] == ["SimCLR + log_sum_exp", "hinge finetuning + log_sum_exp"]
+    assert [row[0] for row in rows] == ["barlow_twins + log_sum_exp", "hinge finetuning + log_sum_exp"]
     assert open_run(tmp_path / "run", quiet=True).run.done("evaluate") is not None
+
+
+def test_a_pretraining_method_nobody_registered_is_said_with_its_closest(tiny_cohort, tmp_path):
+    with pytest.raises(InputError, match="unknown pretraining method 'simcrl', did you mean 'simclr'"):
+        open_run(tmp_path / "run", tiny_cohort, "demo", [*TINY, "pretrain.method=simcrl"], quiet=True)
 
 
 def test_the_example_keeps_the_contract(plugin):
