@@ -47,7 +47,7 @@ CUTTINGS = [
 
 def write_slide(path: Path, area, mpp: float) -> Path:
     """A pyramid, purple in the area and pink around it."""
-    from its2clr.maps.panels import fill
+    from its2clr.maps.bag_panels import fill
 
     inside = fill(area, (WIDTH, HEIGHT))
     pixels = np.where(inside[..., None], np.uint8([90, 40, 140]), np.uint8([225, 150, 200]))

@@ -3,9 +3,8 @@ import pytest
 import shapely
 from tests.maps.aligned import HEIGHT, SHAPES, WIDTH, Cutting, cut, iou, scaled
 
-from its2clr.maps.colours import colour
-from its2clr.maps.heat import Window, heat
-from its2clr.maps.panels import fill
+from its2clr.maps.bag_panels import fill
+from its2clr.maps.heat import Window, colour, heat
 from its2clr.maps.regions import find_regions
 from its2clr.run.scores import BagScores
 

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from its2clr.cli import app
 from its2clr.cohort import Cohort
 from its2clr.errors import InputError
+from its2clr.maps.bag_panels import draw_bag, fill, panel_size, thumbnail
 from its2clr.maps.geojson import write_geojsons
-from its2clr.maps.maps import models_beside, write_maps, write_overlays
-from its2clr.maps.panels import draw_bag, fill, panel_size, thumbnail
-from its2clr.maps.sheet import lay_out
-from its2clr.maps.source import bag_file, open_source
+from its2clr.maps.overlay import write_overlays
+from its2clr.maps.sheets import lay_out, write_maps
+from its2clr.maps.source import bag_file, models_beside, open_source
 
 NAMES = ["<script>alert(1)</script>", "../../up", "/etc/x", "a\"b'c", "naïve ☃ 标本", "..", "maps", "a b%2F"]
 
@@ -98,7 +98,7 @@ def test_a_large_slide_is_read_in_parts(tmp_path, monkeypatch):
     with open_canvas(source.places["bag"].tiles()) as canvas:
         out = panel_size(canvas.size, 300)
         whole = np.asarray(thumbnail(canvas, out), dtype=int)
-        monkeypatch.setattr("its2clr.maps.panels._BLOCK_PIXELS", 50_000)
+        monkeypatch.setattr("its2clr.maps.bag_panels._BLOCK_PIXELS", 50_000)
         parts = np.asarray(thumbnail(canvas, out), dtype=int)
     assert out == (300, 235)
     assert (np.abs(whole - parts).max(axis=2) > 40).mean() < 0.02  # edges between parts fall on whole pixels

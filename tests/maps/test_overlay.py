@@ -10,10 +10,9 @@ from tests.end_to_end.commands import environment
 from tests.maps.aligned import HEIGHT, SHAPES, WIDTH, iou, scaled
 
 from its2clr.errors import InputError
-from its2clr.maps.colours import colour
-from its2clr.maps.heat import Window, heat
+from its2clr.maps.bag_panels import fill
+from its2clr.maps.heat import Window, colour, heat
 from its2clr.maps.overlay import Ground, choose_factor, write_overlay, write_probability
-from its2clr.maps.panels import fill
 from its2clr.run.scores import BagScores
 
 OME = {"ome": "http://www.openmicroscopy.org/Schemas/OME/2016-06"}

@@ -93,8 +93,9 @@ def map_(
 
     Ablations beside: `its2clr map runs/mine --beside runs/no-iteration --beside runs/no-pacing`
     """
-    from its2clr.maps.maps import models_beside, write_maps, write_overlays
-    from its2clr.maps.source import open_source
+    from its2clr.maps.overlay import write_overlays
+    from its2clr.maps.sheets import write_maps
+    from its2clr.maps.source import models_beside, open_source
 
     source = open_source(run)
     chosen = source.choose_bags(bags, split, limit)

@@ -55,12 +55,12 @@ def demo(
     synthetic(cohort, size, seed)
     fit(cohort, run, recipe, [f"seed={seed}", *(settings or [])])
     if is_first_process():
-        from its2clr.maps.maps import SHEET_BAGS, write_maps
+        from its2clr.maps.sheets import SHEET_BAGS, write_maps
         from its2clr.maps.source import open_source
 
         source = open_source(run)
         bags = source.choose_bags(None, "test", SHEET_BAGS)
-        sheet = write_maps(source, bags, source.usual, run / "maps", threshold=0.2)
+        sheet = write_maps(source, bags, source.usual, run / "maps")
         say(f"maps of {len(bags)} test bags, positive ones first: {sheet}")
 
 

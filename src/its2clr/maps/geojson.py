@@ -1,8 +1,8 @@
-"""Tiles and regions of a bag as GeoJSON that QuPath imports as it is.
+"""Tiles and regions of a bag as GeoJSON that QuPath imports without changes.
 
-One FeatureCollection as of RFC 7946 per bag: first the regions at or above the threshold (`regions.find_regions`), as
+One FeatureCollection (RFC 7946) per bag: first the regions at or above the threshold (`regions.find_regions`), as
 annotations of class Positive; then every tile, as tile objects of class Positive or Negative with one measurement per
-model. Coordinates are pixels of level 0, which is what QuPath counts in. The same scores give the same bytes.
+model. Coordinates are pixels of level 0, as in QuPath. The same scores give the same bytes.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from its2clr.files import atomic_path
-from its2clr.maps.colours import check_threshold
+from its2clr.maps.heat import check_threshold
 from its2clr.maps.regions import find_regions
 from its2clr.maps.source import ScoredModel, Source, bag_file
 from its2clr.run.scores import BagScores
@@ -45,7 +45,7 @@ def write_geojsons(
         bag_ids: The bags.
         models: Whose probabilities to write; the first one decides classes and regions.
         out: Folder to write into.
-        threshold: The least probability of what is positive.
+        threshold: Probability from which on a tile is positive.
         only: Which part to write; None: both.
         progress: Called with the number of bags done and of all bags.
     """
@@ -69,7 +69,7 @@ def write_geojson(
     Args:
         path: File to write.
         models: Scores of the bag by the name of the model; the first one decides classes and regions.
-        threshold: The least probability of what is positive.
+        threshold: Probability from which on a tile is positive.
         mpp_level0: Microns per pixel of level 0; NaN if unknown, and areas are then left to QuPath.
         only: Which part to write; None: both.
 

@@ -1,29 +1,37 @@
-"""From the scores of tiles to a raster of probability, on any part of a bag and at any scale.
+"""The map of a bag: from the scores of its tiles to a raster of probability, at any scale, and its colours.
 
 Places: tile (x, y) covers the level-0 pixels from x to x + side and from y to y + side, the last ones not included.
 A raster over the window (x, y, width, height) with W x H pixels divides it evenly: pixel (i, j) is the rectangle from
 x + i * width / W to x + (i + 1) * width / W, and likewise down. Nothing is shifted by half a pixel or rounded.
 
 Values: a pixel has the mean probability of the tiles on it, each weighted by the area of the pixel that it covers. So
-overlapping tiles are averaged: where each place is seen by several tiles, none of them speaks for it alone, and the
-map is finer than a tile. Where pixels are whole level-0 pixels, no pixel is covered in part and edges are exact; where
-they are larger, an edge is drawn to the nearest half pixel.
+where tiles overlap, their mean is shown, and the map is finer than a tile. Where a pixel of the raster is one pixel of
+level 0, none is covered in part and edges are exact; where pixels are larger, an edge is drawn to the nearest half
+pixel.
 
 A pixel has no value (NaN) unless tiles cover half of it or, where tiles are smaller than pixels, a quarter of a tile
 lies on it: so every tile is seen on at least one pixel.
+
+Colours: one fixed scale from 0 to 1, transparent below a threshold.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from its2clr.errors import InputError
 from its2clr.run.scores import BagScores
 from its2clr.units import Level0Pixels
 
 DECIMALS = 9
-"""Means carry rounding errors; a mean of tiles that lie just on a threshold must not fall below it."""
+"""Means are rounded to these, so that the mean of tiles that are just on a threshold does not fall below it."""
+SCALE = "viridis"
+"""Equal steps look equal, also to the colour-blind; yellow is high, as in the paper's figure 3."""
+VISIBLE = 0.2
+"""Probability below which a map is transparent, as in the paper's figure 3."""
 
 
 class Window(NamedTuple):
@@ -57,6 +65,33 @@ def heat(scores: BagScores, window: Window, out: tuple[int, int]) -> NDArray[np.
     total, covered = weighted_sums(down, across, scores.instances[seen])
     least = min(0.5, float(np.prod(scores.side / size)) / 4)
     return np.where(covered >= least - 10.0**-DECIMALS, mean(total, covered), np.nan)
+
+
+def check_threshold(threshold: float) -> None:
+    """Check that a threshold is a probability.
+
+    Raises:
+        InputError: If it is not between 0 and 1.
+    """
+    if not 0 <= threshold <= 1:
+        raise InputError(f"threshold is a probability from 0 to 1, got {threshold:g}")
+
+
+def colour(probability: NDArray[np.float64], threshold: float) -> NDArray[np.uint8]:
+    """Colours of probabilities.
+
+    Args:
+        probability: (...) values from 0 to 1, NaN for none.
+        threshold: Probability below which nothing is seen.
+
+    Returns:
+        (..., 4) RGBA, opaque or (0, 0, 0, 0).
+    """
+    with np.errstate(invalid="ignore"):
+        visible = probability >= threshold
+    number = 1 + np.rint(np.where(visible, probability, 0) * 255).astype(np.int64)
+    colours: NDArray[np.uint8] = _table()[number * visible]
+    return colours
 
 
 def tiles_in(scores: BagScores, window: Window) -> NDArray[np.bool_]:
@@ -104,3 +139,12 @@ def _covered(starts: NDArray[np.float64], ends: NDArray[np.float64], count: int)
     pixel = covered.indices
     covered.data = np.minimum(ends[tile], pixel + 1) - np.maximum(starts[tile], pixel)
     return covered
+
+
+@cache
+def _table() -> NDArray[np.uint8]:
+    """The transparent colour, then the 256 colours of the scale."""
+    import matplotlib as mpl
+
+    colours: NDArray[np.uint8] = mpl.colormaps[SCALE](np.arange(256), bytes=True)
+    return np.concatenate([np.zeros((1, 4), np.uint8), colours])

@@ -1,11 +1,16 @@
-"""A map as a pyramidal OME-TIFF that lies exactly over its slide.
+"""Maps as pyramidal OME-TIFFs that lie exactly over their slides, for viewers of slides.
+
+```
+overlays/<model>/colour/<bag_id>.ome.tiff        colours over the slide, transparent below the threshold
+overlays/<model>/probability/<bag_id>.ome.tiff   the probabilities themselves
+```
 
 Pixel (i, j) of level n is the square of level-0 pixels of the slide with its corner at (i, j) times factor times 2**n:
 the upper left corners agree, and so do the physical sizes. Every level is made from the scores, not from the level
 before it, one tile at a time: memory does not grow with the slide.
 
-OME-TIFF keeps the smaller levels in SubIFDs; OpenSlide looks for them in the chain of pages. Here they are in both:
-the pages are written once, and linked twice.
+OME-TIFF keeps the smaller levels in SubIFDs; OpenSlide looks for them in the chain of pages. Here the pages are written
+once and linked from both.
 """
 
 import itertools
@@ -13,7 +18,7 @@ import math
 import struct
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +27,11 @@ import numpy as np
 import tifffile
 from numpy.typing import NDArray
 
+from its2clr.cohort.canvas import open_canvas
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
-from its2clr.maps.colours import colour
-from its2clr.maps.heat import Window, heat, tiles_in
+from its2clr.maps.heat import SCALE, VISIBLE, Window, check_threshold, colour, heat, tiles_in
+from its2clr.maps.source import ScoredModel, Source, bag_file
 from its2clr.run.scores import BagScores
 from its2clr.units import Level0Pixels, Level0Size, MicronsPerPixel
 from its2clr.version import __version__
@@ -55,7 +61,7 @@ class Ground:
 
     def __post_init__(self) -> None:
         if self.factor < 1:
-            raise InputError(f"factor is how many slide pixels one of the overlay stands for, 1 or more; {self.factor}")
+            raise InputError(f"factor is the slide pixels per overlay pixel, 1 or more; got {self.factor}")
 
     def levels(self) -> list[tuple[int, int]]:
         """Width and height of the levels; the last one is not larger than a tile."""
@@ -64,8 +70,49 @@ class Ground:
         return [(-(-self.size[0] // step), -(-self.size[1] // step)) for step in steps]
 
 
+def write_overlays(
+    source: Source,
+    bag_ids: Sequence[str],
+    models: Sequence[ScoredModel],
+    out: Path,
+    *,
+    threshold: float = VISIBLE,
+    factor: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write the overlays of every bag and model.
+
+    Args:
+        source: Where the bags are.
+        bag_ids: The bags.
+        models: Those to write.
+        out: Folder to write into.
+        threshold: Probability below which the coloured overlay is transparent.
+        factor: Level-0 pixels per pixel of the overlay; None: see `choose_factor`.
+        progress: Called with the number of bags done and of all bags.
+
+    Returns:
+        The folder of the overlays.
+    """
+    check_threshold(threshold)
+    folder = out / "overlays"
+    for done, bag_id in enumerate(bag_ids, start=1):
+        tiles = source.places[bag_id].tiles()
+        with open_canvas(tiles) as canvas:
+            size = canvas.size
+        for model in models:
+            scores = model.bag(bag_id)
+            ground = Ground(size, tiles.mpp_level0, choose_factor(scores) if factor is None else factor)
+            place = folder / model.folder
+            write_overlay(bag_file(place / "colour", bag_id, ".ome.tiff"), scores, ground, threshold, model.title)
+            write_probability(bag_file(place / "probability", bag_id, ".ome.tiff"), scores, ground, model.title)
+        if progress is not None:
+            progress(done, len(bag_ids))
+    return folder
+
+
 def choose_factor(scores: BagScores) -> int:
-    """The largest factor up to 16 at which all edges of tiles are edges of pixels; 8 if only 1 to 3 would be."""
+    """The largest factor up to 16 that lets every tile end on a pixel; 8 if only 1, 2 or 3 would."""
     common = math.gcd(scores.side, *np.unique(scores.coords).tolist())
     exact = max(number for number in range(1, LARGEST_FACTOR + 1) if common % number == 0)
     return exact if exact >= _SMALLEST_FACTOR else USUAL_FACTOR
@@ -81,7 +128,7 @@ def write_overlay(path: Path, scores: BagScores, ground: Ground, threshold: floa
         threshold: Probability below which nothing is seen.
         title: Of the model.
     """
-    facts = {"threshold": f"{threshold:g}", "colours": "viridis from 0 to 1"}
+    facts = {"threshold": f"{threshold:g}", "colours": f"{SCALE} from 0 to 1"}
     _write(path, scores, ground, lambda values: colour(values, threshold), title, facts)
 
 
@@ -121,8 +168,8 @@ def _write(path: Path, scores: BagScores, ground: Ground, paint: _Paint, title: 
 def _tiles(scores: BagScores, size: tuple[int, int], step: int, paint: _Paint) -> Iterator[bytes]:
     """The compressed tiles of a level, row by row.
 
-    All are written, also the empty ones: OpenSlide takes what is missing for the border of the slide, and programs
-    that cut the border off would shift the overlay.
+    Empty tiles are written too: OpenSlide takes a missing one for the border of the slide, and programs that cut the
+    border off would shift the overlay.
     """
     empty = zlib.compress(paint(np.full((TILE, TILE), np.nan)).tobytes())
     for top in range(0, size[1], TILE):

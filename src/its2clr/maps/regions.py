@@ -1,7 +1,7 @@
 """Where a map is at or above a threshold, as polygons along the edges of tiles.
 
-The regions are those of the map, exactly: where tiles do not overlap, a region is the union of tiles at or above the
-threshold; where they do, the places whose mean probability is.
+Where tiles do not overlap, a region is the union of tiles at or above the threshold; where they do, it is where their
+mean probability is. So regions and map agree exactly.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from its2clr.units import Level0Pixels
 
 _MOST_CELLS = 2**18
 _INSET = 0.25
-"""Coordinates are whole, so a tile less this margin meets a region if and only if it shares area with it."""
+"""Coordinates are whole numbers: a tile shrunk by this touches a region only if the two share area."""
 
 
 class Region(NamedTuple):
@@ -57,7 +57,7 @@ def find_regions(scores: BagScores, threshold: float) -> list[Region]:
     cells = _cells(corners, side, scores.instances, threshold, (*low.tolist(), *high.tolist()))
     if not cells.outline:
         return []
-    # parts meet where a large bag was divided, never in an area
+    # where a large bag was divided, parts share an edge, never an area
     merged = cells.outline[0] if len(cells.outline) == 1 else shapely.simplify(shapely.union_all(cells.outline), 0)
     parts = shapely.orient_polygons(shapely.get_parts(shapely.normalize(merged)), exterior_cw=False)
     bounds = shapely.bounds(parts)

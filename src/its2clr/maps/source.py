@@ -1,7 +1,7 @@
 """Where scores come from: the folder of an evaluated run, or of predictions for new bags; both look the same here."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +16,8 @@ from its2clr.cohort.tiles import TileFile
 from its2clr.errors import InputError
 from its2clr.files import read_json
 from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
-from its2clr.run.names import encoder_names
+from its2clr.run.names import ENCODERS, REFINED, encoder_names
 from its2clr.run.scores import BagScores, Model, RunScores
-
-ENCODERS = ("start", "refined", "end_to_end")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +26,7 @@ class ScoredModel:
 
     Attributes:
         name: As on the command line and in files: its encoder, and its aggregator if that is not the run's own.
-        title: In plain words.
+        title: What people call it.
         bag: Gives the scores of a bag.
     """
 
@@ -43,13 +41,13 @@ class ScoredModel:
 
 
 class Place(NamedTuple):
-    """Where a scored bag lies.
+    """Where the tiles of a scored bag are.
 
     Attributes:
-        cohort: In which cohort.
+        cohort: The cohort that holds it.
         bag_id: What it is called there.
         split: Its split.
-        label: Its label; None without.
+        label: Its label; None if it has none.
     """
 
     cohort: Cohort
@@ -69,10 +67,10 @@ class Source:
     Attributes:
         path: The folder.
         models: All models, in the order in which they are shown.
-        usual: Those that are shown if none is named.
-        best: The model whose regions are wanted.
-        places: Where every scored bag lies, by its id, in the order in which they are shown: of a run positive bags
-            come first, of predictions those with the highest probability.
+        usual: The models that are shown if none is named.
+        best: The model whose regions are drawn if none is named.
+        places: Where every scored bag is, by its id, in the order in which they are shown: in a run positive bags come
+            first, among predictions the most probable ones.
         split: The split that is shown if none is named; None: all.
     """
 
@@ -85,7 +83,7 @@ class Source:
 
     @property
     def best_first(self) -> tuple[ScoredModel, ...]:
-        """The usual models, the best one at their head."""
+        """The usual models, the best one first."""
         return (self.best, *(model for model in self.usual if model is not self.best))
 
     def choose_models(self, names: Sequence[str] | None) -> tuple[ScoredModel, ...]:
@@ -107,8 +105,8 @@ class Source:
 
         Args:
             bag_ids: Bags by name; None: all of the split.
-            split: Which; None: the source's own choice.
-            limit: How many at most, 0 for all; what is named is not limited.
+            split: The split; None: the one that the source shows.
+            limit: How many bags of the split at most; 0: all.
 
         Raises:
             InputError: If there is no such bag or split.
@@ -128,7 +126,7 @@ class Source:
 
 
 def bag_file(folder: Path, bag_id: str, suffix: str) -> Path:
-    """The file of a bag in a folder, whatever the bag is called."""
+    """The file of a bag in a folder; characters that file systems refuse are percent-encoded."""
     return folder / f"{quote(bag_id, safe='')}{suffix}"
 
 
@@ -142,14 +140,30 @@ def open_source(folder: str | Path) -> Source:
     return _predicted(path) if (path / INSTANCES).is_file() else _run(path)
 
 
+def models_beside(source: Source, models: Sequence[ScoredModel], runs: Sequence[Path]) -> tuple[ScoredModel, ...]:
+    """Models and, beside them, the best model of other runs on the same bags, such as ablations.
+
+    Raises:
+        InputError: If another run has no scores of a bag of the source.
+    """
+    shown = list(models)
+    for run in runs:
+        other = open_source(run)
+        missing = set(source.places) - set(other.places)
+        if missing:
+            raise InputError(f"{run}: has no predictions for bag {min(missing)!r}; give runs on the same cohort")
+        title, name = other.best.title, f"{other.path.resolve().name}+{other.best.name}"
+        if any(model.title == title for model in shown):
+            title = f"{title} ({other.path.resolve().name})"
+        shown.append(replace(other.best, title=title, name=name))
+    return tuple(shown)
+
+
 def _run(path: Path) -> Source:
     scores = RunScores(path)
     own = scores.config.aggregator.name
     titles = encoder_names(scores.config)
-    order = sorted(
-        scores.models,
-        key=lambda model: (model.aggregator != own, ENCODERS.index(model.encoder) if model.encoder in ENCODERS else 9),
-    )
+    order = sorted(scores.models, key=lambda model: (model.aggregator != own, ENCODERS.index(model.encoder)))
 
     def scored(model: Model) -> ScoredModel:
         more = "" if model.aggregator == own else model.aggregator
@@ -197,12 +211,12 @@ def _predicted(path: Path) -> Source:
         instances = part["probability"].to_numpy(dtype=np.float64)
         return BagScores(bag_id, probabilities[bag_id], instances, tiles.coords, tiles.tile_size_level0, truth)
 
-    model = ScoredModel("refined", described.get("model", {}).get("method", "ItS2CLR"), bag)
+    model = ScoredModel(REFINED, described.get("model", {}).get("method", "ItS2CLR"), bag)
     return Source(path, (model,), (model,), model, places)
 
 
 def _predicted_places(path: Path, described: dict[str, Any], bag_ids: list[str]) -> dict[str, Place]:
-    """Where predicted bags lie; a folder of predictions may have been moved with the cohort in it."""
+    """Where predicted bags are; a folder of predictions may have been moved together with the cohort in it."""
     own = path / "cohort"
     places: dict[str, Place] = {}
     for entry in described.get("cohorts", [{"path": own, "bags": {bag_id: bag_id for bag_id in bag_ids}}]):
@@ -213,7 +227,7 @@ def _predicted_places(path: Path, described: dict[str, Any], bag_ids: list[str])
 
 
 def _places(cohort: Cohort, names: Mapping[str, str]) -> dict[str, Place]:
-    """The bags of a cohort, by what they are called in the scores."""
+    """The bags of a cohort, by their names in the scores."""
     bags = cohort.bags.set_index("bag_id")
     missing = sorted(set(names.values()) - set(bags.index))
     if missing:

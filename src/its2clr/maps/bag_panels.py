@@ -1,7 +1,9 @@
-"""The panels of a map: the slide, what is known, and what each model says, all of one size and scale."""
+"""The panels of a bag: the slide, the ground truth, and what each model says, all of one size and scale."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,30 +12,45 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from its2clr.cohort.canvas import Canvas, TileCanvas, open_canvas
+from its2clr.cohort.slides.annotations import read_annotations
 from its2clr.cohort.slides.slide_image import SlideProblem
 from its2clr.cohort.tiles import TileFile
-from its2clr.maps.colours import colour
-from its2clr.maps.heat import Window, heat
-from its2clr.maps.source import ScoredModel, Source
-from its2clr.maps.truth import Truth, bag_truth
+from its2clr.errors import InputError
+from its2clr.maps.heat import Window, colour, heat
+from its2clr.maps.regions import find_regions
+from its2clr.maps.source import Place, ScoredModel, Source
+from its2clr.run.scores import BagScores
 from its2clr.units import ORIGIN, Level0Pixels, MicronsPerPixel
 
 IMAGE, TRUTH = "Image", "Ground truth"
 """Titles of the first panels."""
 
 OPACITY = 0.65
-"""Of the colours over the slide, so that tissue is seen through them."""
+"""Of the colours over the slide: tissue is seen through them."""
 
 _LARGEST_ENLARGED = 640
 _BLOCK_PIXELS = 2**25
 _VEIL = 0.45
+_ABOVE_NOTHING = 1e-6
 _LABELS = {None: "", 0: " (negative)", 1: " (positive)"}
 
 BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 
 
+class Truth(NamedTuple):
+    """The positive area of a bag.
+
+    Attributes:
+        area: shapely geometry in pixels of level 0; may be empty.
+        origin: What it was taken from, in plain words.
+    """
+
+    area: Any
+    origin: str
+
+
 class Panel(NamedTuple):
-    """A picture with what stands above it."""
+    """A picture, and the title and caption above it."""
 
     title: str
     caption: str
@@ -86,6 +103,29 @@ def draw_bag(source: Source, bag_id: str, models: Sequence[ScoredModel], thresho
     return BagPanels(bag_id, panels, float(scale[0]), tiles.mpp_level0)
 
 
+def bag_truth(place: Place, scores: BagScores, canvas: Canvas) -> Truth | None:
+    """The annotation of a bag if it can still be read, else its positive tiles; None if nothing is known.
+
+    Args:
+        place: Where the bag lies.
+        scores: Any scores of the bag; they carry the ground truth of its tiles.
+        canvas: Its picture; its size gives the scale of a mask.
+    """
+    annotation = str(place.tiles().attributes.get("annotation", ""))
+    if annotation:
+        classes = place.cohort.info.settings.get("classes") or None
+        try:
+            size = canvas.size if canvas.is_slide else None
+            found = read_annotations(Path(annotation), classes=classes, level0_size=size)
+        except InputError:
+            pass  # the labels of the tiles were taken from it when the cohort was made
+        else:
+            return Truth(found.tumour, "annotation")
+    if scores.truth is None or not (scores.truth >= 0).any():
+        return None
+    return Truth(_positive_tiles(scores), "positive tiles")
+
+
 def panel_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
     """Width and height of a panel; small bags are enlarged by a whole number, so that tiles stay sharp."""
     scale = min(longest, max(*size, _LARGEST_ENLARGED)) / max(size)
@@ -94,7 +134,7 @@ def panel_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
 
 
 def _picture(canvas: Canvas, tiles: TileFile, out: tuple[int, int]) -> Image.Image:
-    """The slide, or its tiles at their places if it turns out to be damaged."""
+    """The slide, or its tiles at their places if the slide is damaged."""
     try:
         return thumbnail(canvas, out)
     except SlideProblem:
@@ -102,7 +142,7 @@ def _picture(canvas: Canvas, tiles: TileFile, out: tuple[int, int]) -> Image.Ima
 
 
 def thumbnail(canvas: Canvas, out: tuple[int, int]) -> Image.Image:
-    """The whole canvas; a large one in parts, since its coarsest level may be as large as itself."""
+    """The whole canvas; a large one is read in parts, since it may have no smaller level."""
     width, height = canvas.size
     if not canvas.is_slide or width * height <= _BLOCK_PIXELS:
         return canvas.read(*ORIGIN, width, height, out)
@@ -119,7 +159,7 @@ def thumbnail(canvas: Canvas, out: tuple[int, int]) -> Image.Image:
 
 
 def lay_over(slide: Image.Image, overlay: Image.Image) -> Image.Image:
-    """The slide in pale grey, so that all colour is the map's, with the overlay on it."""
+    """The slide in pale grey with the overlay on it, so that all colour is the map's."""
     grey = Image.blend(slide.convert("L").convert("RGB"), Image.new("RGB", slide.size, WHITE), _VEIL)
     alpha = overlay.getchannel("A").point(lambda value: round(value * OPACITY))
     return Image.composite(overlay.convert("RGB"), grey, alpha)
@@ -142,7 +182,7 @@ def draw_truth(slide: Image.Image, truth: Truth, scale: Any) -> Image.Image:
 def fill(area: Any, size: tuple[int, int]) -> NDArray[np.bool_]:
     """Which pixels have their centre in an area.
 
-    Along a row, every crossing of an outline begins or ends the inside.
+    Going along a row, one enters or leaves the area wherever one crosses an outline.
 
     Args:
         area: Valid Polygon or MultiPolygon, in pixels.
@@ -165,3 +205,10 @@ def fill(area: Any, size: tuple[int, int]) -> NDArray[np.bool_]:
             np.add.at(crossings, (row, np.clip(column, 0, width).astype(np.int64)), 1)
     inside: NDArray[np.bool_] = crossings.cumsum(axis=1)[:, :-1] % 2 == 1
     return inside
+
+
+def _positive_tiles(scores: BagScores) -> Any:
+    """The union of the positive tiles, also where other tiles overlap them."""
+    assert scores.truth is not None
+    positive = replace(scores, instances=(scores.truth == 1).astype(np.float64))
+    return shapely.MultiPolygon([region.polygon for region in find_regions(positive, _ABOVE_NOTHING)])

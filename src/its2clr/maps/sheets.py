@@ -1,29 +1,85 @@
-"""Lay panels out as one picture: titles, captions, scale bars and the legend of the colours."""
+"""Write maps as pictures: the panels of bags with titles, captions, scale bars and the legend of the colours.
+
+```
+maps.png             several bags at a glance
+bags/<bag_id>.png    one bag: image, ground truth, one panel per model
+```
+In names of files, characters that file systems refuse are percent-encoded, as in the cohort.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from its2clr.maps.colours import colour
-from its2clr.maps.panels import BLACK, IMAGE, TRUTH, WHITE, BagPanels, lay_over
+from its2clr.errors import InputError
+from its2clr.files import atomic_path
+from its2clr.maps.bag_panels import BLACK, IMAGE, TRUTH, WHITE, BagPanels, draw_bag, lay_over
+from its2clr.maps.heat import VISIBLE, check_threshold, colour
+from its2clr.maps.source import ScoredModel, Source, bag_file
 
+SHEET_FILE = "maps.png"
+SHEET_BAGS = 6
+_SHEET_LONGEST = 400
+_SMALLEST, _LARGEST = 32, 20_000
 _GREY = (90, 90, 90)
 _TISSUE = (170, 170, 170)
-"""Common brightness of tissue: the legend shows the colours as they look on it."""
+"""A common brightness of tissue: the legend shows the colours as they look on it."""
 
 _BAR_SHARE = 0.3
 _LEGEND_WIDTH = 320
+
+
+def write_maps(
+    source: Source,
+    bag_ids: Sequence[str],
+    models: Sequence[ScoredModel],
+    out: Path,
+    *,
+    threshold: float = VISIBLE,
+    longest: int = 1600,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write the picture of every bag, and the sheet of the first six.
+
+    Args:
+        source: Where the bags are.
+        bag_ids: The bags.
+        models: Those to show.
+        out: Folder to write into.
+        threshold: Probability below which maps are transparent.
+        longest: Pixels of the longer side of a panel.
+        progress: Called with the number of bags done and of all bags.
+
+    Returns:
+        The sheet.
+
+    Raises:
+        InputError: If there is no bag, or a setting is out of range.
+    """
+    check_threshold(threshold)
+    if not _SMALLEST <= longest <= _LARGEST:
+        raise InputError(f"longest is the longer side of a panel, from {_SMALLEST} to {_LARGEST} pixels; got {longest}")
+    if not bag_ids:
+        raise InputError(f"{source.path}: no bags were chosen to draw")
+    for done, bag_id in enumerate(bag_ids, start=1):
+        row = draw_bag(source, bag_id, models, threshold, longest)
+        _save(lay_out([row], threshold), bag_file(out / "bags", bag_id, ".png"))
+        if progress is not None:
+            progress(done, len(bag_ids))
+    rows = [draw_bag(source, bag_id, models, threshold, _SHEET_LONGEST) for bag_id in bag_ids[:SHEET_BAGS]]
+    _save(lay_out(rows, threshold), out / SHEET_FILE)
+    return out / SHEET_FILE
 
 
 def lay_out(rows: Sequence[BagPanels], threshold: float) -> Image.Image:
     """One row of panels per bag, titles above the first row, the legend below the last.
 
     Args:
-        rows: The bags; a column is what has the same title.
+        rows: The bags; panels of the same title are one column.
         threshold: Probability below which maps are transparent, for the legend.
     """
     titles = list(dict.fromkeys(panel.title for row in rows for panel in row.panels))
@@ -53,6 +109,11 @@ def lay_out(rows: Sequence[BagPanels], threshold: float) -> Image.Image:
         top += line + row_height + gap
     sheet.paste(legend, (gap, top))
     return sheet
+
+
+def _save(picture: Image.Image, path: Path) -> None:
+    with atomic_path(path) as temporary:
+        picture.save(temporary, "PNG", compress_level=4)
 
 
 def _with_scale_bar(image: Image.Image, row: BagPanels, text: int) -> Image.Image:
