@@ -138,7 +138,7 @@ class ItS2CLR:
         """Model and engine, where this is a model file and not a run; else None."""
         if not Path(self.run).is_file():
             return None
-        from its2clr.predict.predict import open_for_prediction
+        from its2clr.predict.inference import open_for_prediction
 
         return open_for_prediction(self.run, self.overrides or {}, quiet=not self.verbose)
 

@@ -28,7 +28,7 @@ from its2clr.maps.geojson import write_geojsons
 from its2clr.maps.source import open_source
 from its2clr.predict.model_file import load_model
 from its2clr.predict.model_of_run import export_model
-from its2clr.predict.predict import predict
+from its2clr.predict.new_bags import predict
 from its2clr.predict.tiling import Tiling
 from its2clr.run.evaluation import evaluate
 from its2clr.run.opening import open_run

@@ -13,7 +13,7 @@ from its2clr.cohort import Cohort
 from its2clr.errors import InputError
 from its2clr.evaluation.bags import bag_metric_intervals
 from its2clr.predict.against_labels import score, score_notes
-from its2clr.predict.predict import predict
+from its2clr.predict.new_bags import predict
 
 THRESHOLD = 0.6
 PROBABILITY = {"a": 0.9, "007": 0.7, "NA": 0.6, "d": 0.2, "e": 0.65, "f": 0.1, "g/h": 0.55, "extra": 0.99}

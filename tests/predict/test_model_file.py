@@ -16,10 +16,10 @@ from its2clr.cohort import Cohort, CohortInfo
 from its2clr.cohort.slides import SlideSettings
 from its2clr.errors import InputError
 from its2clr.predict.calibration import fit_calibration
+from its2clr.predict.inference import open_for_prediction
 from its2clr.predict.inputs import sort_inputs
 from its2clr.predict.model_file import load_model, save_model
 from its2clr.predict.model_of_run import export_model, model_of_run, open_model
-from its2clr.predict.predict import open_for_prediction
 from its2clr.predict.tiling import Tiling
 from its2clr.run.scores import Model, RunScores
 
@@ -177,7 +177,7 @@ def test_what_is_no_model_is_refused(parts, tmp_path):
         load_model(write(path, {**parts, "model.json": b"[" * 200_000}))
     with pytest.raises(InputError, match="does not say its format"):
         load_model(write(path, {**parts, "model.json": b"[]"}))
-    with pytest.raises(InputError, match=r"not the one that model\.json belongs to"):
+    with pytest.raises(InputError, match=r"does not belong to its model\.json"):
         load_model(write(path, {**parts, "encoder.safetensors": parts["aggregators.safetensors"]}))
 
 
@@ -186,15 +186,15 @@ def test_what_model_json_may_not_say(parts, tmp_path):
     described = json.loads(parts["model.json"])
     with pytest.raises(InputError, match=r"has format 99, this version .* reads 1; install the version"):
         load_model(write(path, changed(parts, format=99)))
-    with pytest.raises(InputError, match="not that of a model"):
+    with pytest.raises(InputError, match="does not describe a model"):
         load_model(write(path, changed(parts, threshold="high")))
-    with pytest.raises(InputError, match="not that of a model"):
+    with pytest.raises(InputError, match="does not describe a model"):
         load_model(write(path, changed(parts, surprise=1)))
-    with pytest.raises(InputError, match="not that of a model"):
+    with pytest.raises(InputError, match="does not describe a model"):
         load_model(write(path, changed(parts, calibration={**described["calibration"], "slope": math.nan})))
     for settings in ({"overlap": -1}, {"overlap": "wide"}, {"tile_size": 64}, {"colour": 1}):
         tiling = {**described["tiling"], "settings": {**described["tiling"]["settings"], **settings}}
-        with pytest.raises(InputError, match="not that of a model"):
+        with pytest.raises(InputError, match="does not describe a model"):
             load_model(write(path, changed(parts, tiling=tiling)))
     encoder = {**described["encoder"], "options": {"checkpoint_path": "weights.pth"}}
     with pytest.raises(InputError, match="weights from elsewhere"):

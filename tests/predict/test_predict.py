@@ -25,7 +25,7 @@ from its2clr.errors import InputError
 from its2clr.predict import inference as scoring
 from its2clr.predict.model_file import join_model, load_model, save_model
 from its2clr.predict.model_of_run import export_model
-from its2clr.predict.predict import predict
+from its2clr.predict.new_bags import predict
 from its2clr.predict.tiling import Tiling
 from its2clr.run.evaluation import evaluate
 from its2clr.run.opening import open_run
@@ -346,7 +346,7 @@ def test_mistakes_are_said_before_work_begins(model_file, evaluated_run, tiny_co
     foreign = tmp_path / "mine" / "predictions.csv"
     foreign.parent.mkdir()
     foreign.write_text("precious")
-    with pytest.raises(InputError, match="that no prediction wrote"):
+    with pytest.raises(InputError, match="`its2clr predict` did not write"):
         predict(model_file, tiny_cohort, foreign.parent, quiet=True)
     assert foreign.read_text() == "precious"
 
@@ -356,7 +356,7 @@ def test_a_call_that_fails_leaves_what_was_predicted_before(model_file, tiny_coh
     predict(model_file, tiny_cohort, out, quiet=True)
     before = (out / "predictions.csv").read_bytes()
     broken.write_bytes(b"no slide")
-    with pytest.raises(InputError, match=r"nothing could be predicted .*of an earlier call"):
+    with pytest.raises(InputError, match=r"nothing could be predicted .*from an earlier call"):
         predict(model_file, broken, out, quiet=True)
     assert (out / "predictions.csv").read_bytes() == before
 

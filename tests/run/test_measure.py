@@ -15,7 +15,7 @@ from its2clr.evaluation.dice import fit_dice
 from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.experiments.metrics import Value, read_metric
 from its2clr.predict.against_labels import score, score_rows
-from its2clr.predict.predict import predict
+from its2clr.predict.new_bags import predict
 from its2clr.report import write_report
 from its2clr.run.evaluation import evaluate, measure
 from its2clr.run.opening import open_run

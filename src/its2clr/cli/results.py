@@ -176,7 +176,7 @@ def predict(
 
     Example: `its2clr predict runs/mine/model.its2clr scans/ case-7.svs --out predictions/monday`
     """
-    from its2clr.predict.predict import predict as predict_
+    from its2clr.predict.new_bags import predict as predict_
 
     predicted = predict_(
         model,
@@ -226,7 +226,7 @@ def score(
     from its2clr.files import write_json
     from its2clr.predict.against_labels import score as score_
     from its2clr.predict.against_labels import score_notes, score_rows
-    from its2clr.predict.prediction_files import SCORES
+    from its2clr.predict.prediction_folder import SCORES
 
     found = score_(predictions, bags, instances, split)
     written = json_file or predictions / SCORES

@@ -15,7 +15,7 @@ from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tiles import TileFile
 from its2clr.errors import InputError
 from its2clr.files import read_json
-from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
+from its2clr.predict.prediction_folder import COHORT, INSTANCES, PREDICTIONS, PROVENANCE
 from its2clr.run.names import ENCODERS, REFINED, encoder_names
 from its2clr.run.scores import BagScores, Model, RunScores
 
@@ -217,7 +217,7 @@ def _predicted(path: Path) -> Source:
 
 def _predicted_places(path: Path, described: dict[str, Any], bag_ids: list[str]) -> dict[str, Place]:
     """Where predicted bags are; a folder of predictions may have been moved together with the cohort in it."""
-    own = path / "cohort"
+    own = path / COHORT
     places: dict[str, Place] = {}
     for entry in described.get("cohorts", [{"path": own, "bags": {bag_id: bag_id for bag_id in bag_ids}}]):
         folder = Path(entry["path"])

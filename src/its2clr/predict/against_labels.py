@@ -1,4 +1,4 @@
-"""Score predictions for new bags against labels that prediction never saw: external validation."""
+"""Predictions for new bags measured against their labels, which prediction never saw: external validation."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn.metrics import brier_score_loss
 
 from its2clr.cohort.layout import PROBLEMS_FILE
 from its2clr.cohort.tables import (
@@ -22,13 +21,11 @@ from its2clr.errors import InputError
 from its2clr.evaluation.arrays import UNKNOWN
 from its2clr.evaluation.bags import BAG_METRICS, bag_metric_intervals, bag_metrics
 from its2clr.evaluation.instances import instance_auc_interval, instance_metrics
-from its2clr.files import read_json
-from its2clr.predict.prediction_files import INSTANCES, PREDICTIONS, PROVENANCE
+from its2clr.predict.prediction_folder import INSTANCES, PREDICTIONS, read_predictions
 from its2clr.version import __version__
 from its2clr.wording import shortened
 
 _LISTED = 5
-_PROBABILITIES = ["probability", "calibrated_probability"]
 _COUNTED = {"sensitivity": "positive", "specificity": "negative"}  # metrics that are a share of these bags
 
 
@@ -57,10 +54,12 @@ def score(
         there are and which were left out. With instances `instance`, `instance_intervals` and `instances` too.
 
     Raises:
-        InputError: The folder holds no predictions, a table is wrong, or what both know is not enough for an AUC.
+        InputError: The folder holds no predictions, a table is wrong, or the bags in both are not of both classes.
     """
+    from sklearn.metrics import brier_score_loss
+
     folder, table = Path(predictions), Path(bags)
-    described, predicted = _read_predictions(folder)
+    described, predicted = read_predictions(folder)
     labelled = _read_labels(table, split)
     shared = predicted.index.intersection(labelled.index, sort=False)
     if shared.empty:
@@ -106,7 +105,7 @@ def score_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def score_notes(found: dict[str, Any]) -> list[str]:
-    """What a person should know of the numbers: the threshold, and what was left out."""
+    """What a person should know about the numbers: the threshold, and what was left out."""
     table = found["table"] if found["split"] is None else f"{found['table']} (split {found['split']})"
     notes = [
         f"called positive from a probability of {found['threshold']:.3f} on, chosen on the model's validation bags"
@@ -124,31 +123,6 @@ def score_notes(found: dict[str, Any]) -> list[str]:
     if found.get("instances", {}).get("without_label"):
         notes.append(f"{found['instances']['without_label']} instances of these bags have no label and were left out")
     return notes
-
-
-def _read_predictions(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """What is known of the model, and the probabilities by bag."""
-    for name in (PREDICTIONS, PROVENANCE):
-        if not (folder / name).is_file():
-            raise InputError(
-                f"{folder}: not a folder of predictions (it has no {name}); `its2clr predict MODEL INPUT --out FOLDER` "
-                "makes one"
-            )
-    try:
-        described = read_json(folder / PROVENANCE)
-        known = {"model": described["model"], "threshold": float(described["threshold"])}
-        table = pd.read_csv(
-            folder / PREDICTIONS,
-            dtype={"bag_id": str},
-            keep_default_na=False,
-            converters=dict.fromkeys(_PROBABILITIES, float),  # to the last bit: a threshold may be that close
-        )[["bag_id", *_PROBABILITIES]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder}: its predictions cannot be read ({error}); run `its2clr predict` again") from error
-    repeated = table["bag_id"][table["bag_id"].duplicated()].tolist()
-    if repeated:
-        raise InputError(f"{folder / PREDICTIONS}: bag_id {repeated[0]!r} is there twice; run `its2clr predict` again")
-    return known, table.set_index("bag_id")
 
 
 def _read_labels(path: Path, split: str | None) -> "pd.Series[int]":
@@ -208,7 +182,7 @@ def _read_instance_labels(path: Path, bag_ids: set[str]) -> dict[tuple[str, str]
 
 
 def _require_predicted(truth: dict[tuple[str, str], int], keys: list[tuple[str, str]], path: Path) -> None:
-    """Refuse labels of instances that were not predicted: names written in another way, or other images."""
+    """Refuse labels of instances that were not predicted: their names differ, or they are other images."""
     there = set(keys)
     missing = [key for key in truth if key not in there]
     if not missing:

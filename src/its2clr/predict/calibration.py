@@ -6,8 +6,8 @@ the validation bags with two guards:
 - Targets are Platt's: (n+ + 1) / (n+ + 2) for the n+ positive bags and 1 / (n- + 2) for the n- negative ones, in place
   of 1 and 0. Bags that a threshold separates would otherwise drive the slope to infinity; and the fewer bags there are,
   the less extreme a probability can become.
-- The slope is not negative, so that calibration never turns the order of bags around, and is drawn weakly towards 1,
-  which decides where the bags say nothing about it (all of one score).
+- The slope is not negative, so that calibration never reverses the order of bags. It is pulled weakly towards 1, which
+  decides it when all bags have the same score.
 """
 
 from dataclasses import asdict, dataclass
@@ -24,25 +24,25 @@ from its2clr.evaluation.arrays import labels_and_scores
 
 SLOPE_PENALTY = 1e-3
 CERTAIN = 1e-6
-"""Probabilities closer to 0 or 1 than this count as this close: their logits have no end."""
+"""Probabilities are kept this far from 0 and 1, where logits are infinite."""
 BINS = 10
 FOLDS = 10
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted calibration; all qualities are of the validation bags.
+    """A fitted calibration, and how good it is on the validation bags.
 
     Attributes:
         slope: Factor of the logit; 1 and intercept 0 leave probabilities as they are.
         intercept: Added to it.
-        bags: Validation bags it was fitted on.
-        positive_bags: Positive ones of them.
+        bags: How many validation bags it was fitted on.
+        positive_bags: How many of them are positive.
         brier_before: Brier score (mean squared error) of the raw probabilities.
-        brier_after: Of the calibrated ones; on the bags of the fit, so a little too good.
-        brier_left_out: Of calibrated ones, each fitted without the bag (cross-validation); None with too few bags.
+        brier_after: Brier score of the calibrated ones; a little too good, since they were fitted on the same bags.
+        brier_left_out: The same in cross-validation, each bag calibrated by a fit without it; None with too few bags.
         calibration_error_before: Expected calibration error of the raw probabilities, see `calibration_error`.
-        calibration_error_after: Of the calibrated ones.
+        calibration_error_after: The same of the calibrated ones.
     """
 
     slope: float
@@ -92,9 +92,9 @@ def fit_calibration(labels: ArrayLike, probability: ArrayLike) -> Calibration:
 
 
 def calibration_error(labels: ArrayLike, probability: ArrayLike, bins: int = BINS) -> float:
-    """Expected calibration error: |share of positives - mean probability| over bins, weighted by their bags.
+    """Expected calibration error: |share of positives - mean probability|, mean over bins weighted by their bags.
 
-    Bins hold equally many bags each: of equal width, most would be empty with the few bags of a validation set.
+    Each bin holds the same number of bags: with bins of equal width, most would be empty in a small validation set.
     """
     truth, scores = np.asarray(labels, dtype=np.float64), np.asarray(probability, dtype=np.float64)
     parts = np.array_split(np.argsort(scores, kind="stable"), min(bins, len(scores)))

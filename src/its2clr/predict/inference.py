@@ -1,9 +1,11 @@
-"""A model's scores for any number of bags, some at a time, so that memory does not grow with the cohort."""
+"""A trained model at work: opened on a device, and its scores for any number of bags, a part of them at a time."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +16,37 @@ from its2clr.encoders.extraction import extract_features
 from its2clr.engine.devices import Engine
 from its2clr.engine.progress import ProgressBar
 from its2clr.errors import InputError
+from its2clr.plugins import import_plugins
 from its2clr.predict.model_file import TrainedModel
+from its2clr.predict.model_of_run import open_model
 from its2clr.run.scores import Scores
+from its2clr.settings import parse_override, resolve_config
 from its2clr.tile_store import TileStore
 
 GROUP_BYTES = 2**30
-"""Decoded tiles held at once, and as many being decoded meanwhile; a larger bag comes alone."""
+"""Bytes of decoded tiles held at once, while as many are being decoded; a larger bag is a part of its own."""
+
+
+def open_for_prediction(
+    model: str | Path | TrainedModel, overrides: Sequence[str] | Mapping[str, Any] = (), *, quiet: bool = False
+) -> tuple[TrainedModel, Engine]:
+    """A model, and the engine it runs on; its precision is that of the run, unless the overrides say otherwise.
+
+    Raises:
+        InputError: There is no model, or the overrides would change a setting of the model.
+    """
+    given = dict(overrides) if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
+    for key in given:
+        if key != "plugins" and key.partition(".")[0] != "engine":
+            raise InputError(
+                f"--set {key}: a trained model keeps its settings; only `engine.` settings and `plugins` can be given"
+            )
+    import_plugins(resolve_config(None, given).plugins)
+    opened = model if isinstance(model, TrainedModel) else open_model(model)
+    precision = {"engine.precision": opened.description.precision}
+    engine = Engine(resolve_config(None, {**precision, **given}).engine)
+    engine.bars.enabled &= not quiet
+    return opened, engine
 
 
 def score_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Scores:
@@ -75,7 +102,7 @@ def bag_groups(cohort: Cohort, group_bytes: int) -> list[Cohort]:
 def _decoded(cohort: Cohort, engine: Engine) -> Iterator[tuple[Cohort, TileStore]]:
     """Each part with its tiles; the next part is decoded while this one is used."""
     parts = bag_groups(cohort, GROUP_BYTES)
-    if engine.world_size > 1:  # processes agree on every part, in the order they come to it
+    if engine.world_size > 1:  # all processes decode together, so none may run ahead
         yield from ((part, TileStore.from_cohort(part, engine)) for part in parts)
         return
     with ThreadPoolExecutor(1) as pool:

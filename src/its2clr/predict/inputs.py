@@ -1,9 +1,12 @@
-"""What a person names to be predicted: packed cohorts, slides, image folders and manifests, sorted into bags."""
+"""What a person gives to be predicted (cohorts, slides, image folders, features, manifests), sorted into named bags."""
 
+import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from its2clr.cohort import LeftOut, read_manifest
 from its2clr.cohort.features.feature_manifest import FeatureBag, read_feature_manifest
@@ -14,14 +17,15 @@ from its2clr.cohort.manifest import IMAGE_SUFFIXES, list_images
 from its2clr.cohort.slides import Slide, read_slide_manifest
 from its2clr.cohort.tables import read_table
 from its2clr.errors import InputError
-from its2clr.predict.bag_names import distinct_names
 from its2clr.predict.tiling import Kind
 
 SLIDE_SUFFIXES = (
     ".bif", ".czi", ".dcm", ".mrxs", ".ndpi", ".scn", ".svs", ".svslide", ".tif", ".tiff", ".vms", ".vmu", ".zvi",
 )  # fmt: skip
-"""Files of a folder that are tried as slides; a file that is named itself may have any name."""
+"""Files of a folder that are tried as slides; a file that is given itself may have any name."""
 MANIFEST_SUFFIXES = (".csv", ".tsv")
+LONGEST_NAME = 150
+"""Of a percent-encoded bag_id; the file that is named after it is longer by what is added."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +49,13 @@ class ImageFolder:
 
 @dataclass
 class Inputs:
-    """Everything that was named, sorted.
+    """Everything that was given, sorted; no two slides, folders or feature files have the same bag_id.
 
     Attributes:
         cohorts: Folders of packed cohorts.
-        slides: Slides to be tiled; each has an identifier of its own.
-        folders: Folders of images to be packed; the same.
-        features: Feature files to be packed; the same.
+        slides: Slides to be tiled.
+        folders: Folders of images to be packed.
+        features: Feature files to be packed.
         left_out: What cannot be predicted, and why.
     """
 
@@ -67,7 +71,7 @@ class Inputs:
 
 
 def sort_inputs(paths: Iterable[str | Path], kind: Kind) -> Inputs:
-    """Sort what a person named, for a model of a kind; no label is read.
+    """Sort what a person gave for a model; no label is read.
 
     Args:
         paths: Cohort folders, slides, folders of slides, folders of images, folders of such folders, manifests.
@@ -79,7 +83,7 @@ def sort_inputs(paths: Iterable[str | Path], kind: Kind) -> Inputs:
     found = Inputs()
     named = list(dict.fromkeys(Path(path).absolute() for path in paths))
     if not named:
-        raise InputError("nothing to predict: name cohorts, slides, folders of images or a manifest")
+        raise InputError("nothing to predict: give cohorts, slides, folders of images, feature files or a manifest")
     for path in named:
         if not path.exists():
             raise InputError(f"{path}: there is no such file or folder")
@@ -96,13 +100,40 @@ def sort_inputs(paths: Iterable[str | Path], kind: Kind) -> Inputs:
     return found
 
 
+def distinct_names(named: Sequence[tuple[str, Path]]) -> list[str]:
+    """Give each bag a bag_id that no other has, and that can name a file.
+
+    Names that occur once stay. Others get as many of their folders before them as it takes to tell them apart
+    (`site-a/case-1`, `site-b/case-1`), so the name of a bag does not depend on the order of the inputs.
+
+    Args:
+        named: For each bag its name, and the file or folder it comes from.
+    """
+    names = [_clean(name) for name, _ in named]
+    deepest = max((len(path.parts) for _, path in named), default=0)
+    for depth in range(1, deepest + 1):
+        repeated = {name for name, count in Counter(names).items() if count > 1}
+        if not repeated:
+            break
+        names = [
+            _clean("/".join([*path.parent.parts[-depth:], name])) if now in repeated else now
+            for (name, path), now in zip(named, names, strict=True)
+        ]
+    names = [_cut_to_length(name) for name in names]
+    counts = Counter(names)
+    return [
+        f"{name}~{_digest(str(path))}" if counts[name] > 1 else name
+        for name, (_, path) in zip(names, named, strict=True)
+    ]
+
+
 def _sort(path: Path, kind: Kind, found: Inputs) -> None:
     if (path / INFO_FILE).is_file():
         found.cohorts.append(path)
     elif path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES:
         _read_manifest(path, kind, found)
     elif kind == "tiles":
-        reason = "how the tiles of this model's cohort were made is not known (it was resampled)"
+        reason = "it is not known how the tiles of the model's own cohort were made (it was resampled)"
         found.leave_out(path, f"{reason}; pack these bags the same way and give the cohort")
     elif kind == "slides":
         _find_slides(path, found)
@@ -133,7 +164,7 @@ def _read_manifest(path: Path, kind: Kind, found: Inputs) -> None:
             found.folders.append(ImageFolder(bag_id, row, files[0].parent, files, names))
     else:
         takes = {"slides": "slides", "images": "folders of images", "tiles": "packed cohorts"}[kind]
-        found.leave_out(path, f"this manifest names something else than the model takes, which is {takes}")
+        found.leave_out(path, f"this manifest does not list what the model takes, which is {takes}")
 
 
 def _find_features(path: Path, found: Inputs) -> None:
@@ -143,7 +174,7 @@ def _find_features(path: Path, found: Inputs) -> None:
     files = find_feature_files(path)
     if not files:
         found.leave_out(
-            path, f"there are no feature files in this folder ({', '.join(SUFFIXES)}), which the model takes"
+            path, f"there are no feature files ({', '.join(SUFFIXES)}) in this folder, and the model takes features"
         )
     _add_features([FeatureBag(name, 0, file) for name, paths in files.items() for file in paths], found)
 
@@ -169,7 +200,7 @@ def _find_slides(path: Path, found: Inputs) -> None:
 
 
 def _slides_in(folder: Path) -> list[Path]:
-    """Slides in a folder and the folders below it, sorted; hidden ones are none, and a DICOM slide counts once."""
+    """Slides in a folder and the folders below it, sorted; hidden files are left out, and a DICOM slide counts once."""
     found: list[Path] = []
     seen: set[Path] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
@@ -184,7 +215,7 @@ def _slides_in(folder: Path) -> list[Path]:
 
 
 def _one_per_series(files: Iterable[Path]) -> Iterator[Path]:
-    """Of the files of a DICOM slide, one for each level and kind of picture, only the first."""
+    """Only the first file of each DICOM slide, which has one per level and kind of picture."""
     seen: set[tuple[Path, str]] = set()
     for file in files:
         if file.suffix.lower() == ".dcm":
@@ -200,7 +231,7 @@ def _series(file: Path) -> str:
 
     try:
         found = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=["SeriesInstanceUID"])
-    except Exception:  # noqa: BLE001 - what is wrong with it is said when it is opened as a slide
+    except Exception:  # noqa: BLE001 - the problem is reported when it is opened as a slide
         return file.name
     return str(found.get("SeriesInstanceUID", file.name))
 
@@ -225,10 +256,29 @@ def _find_folders(path: Path, found: Inputs) -> None:
 
 
 def _once(slides: list[Slide]) -> list[Slide]:
-    """A slide that was named twice, as itself and within its folder say, is one bag; a manifest knows most about it."""
+    """One bag per slide that was given twice, say itself and in a folder; what a manifest says about it is kept."""
     known: dict[Path, Slide] = {}
     for slide in slides:
         place = slide.file.resolve()
         if place not in known or slide.row > known[place].row:
             known[place] = slide
     return list(known.values())
+
+
+def _clean(name: str) -> str:
+    """A name without what a table would lose: bytes that are not text, line ends, blanks around it."""
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return "".join(letter if letter.isprintable() else " " for letter in text).strip() or "bag"
+
+
+def _cut_to_length(name: str) -> str:
+    if len(quote(name, safe="")) <= LONGEST_NAME:
+        return name
+    short = name
+    while len(quote(short, safe="")) > LONGEST_NAME - 9:
+        short = short[:-1]
+    return f"{short}~{_digest(name)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:8]

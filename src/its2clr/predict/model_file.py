@@ -1,9 +1,9 @@
-"""The model file: everything that a prediction needs in one archive, `model.its2clr`, of JSON and safetensors.
+"""The model file: everything that a prediction needs, as JSON and safetensors in one archive, `model.its2clr`.
 
 ```
 model.json                 what it is: format, encoder, aggregators, tiling, calibration, threshold, how good it was
 encoder.safetensors        weights of the encoder; the projector is for training only and left out
-aggregators.safetensors    weights of every retrained aggregator, stacked; a prediction is their mean
+aggregators.safetensors    weights of every retrained aggregator, stacked; the prediction is the mean of theirs
 ```
 """
 
@@ -67,7 +67,7 @@ class ModelDescription(_Part):
     plugins: tuple[str, ...] = Field(default=(), description="files or modules that the run imported")
     precision: Literal["auto", "32-true", "bf16-mixed"] = Field("auto", description="engine.precision of the run")
     tiling: Tiling = Field(description="what bags it takes, and how they become tiles")
-    threshold: FiniteFloat = Field(description="bags are called positive from this probability on; of validation")
+    threshold: FiniteFloat = Field(description="least probability of a positive bag; chosen on validation bags")
     calibration: dict[str, FiniteFloat | int | None] = Field(description="fitted on validation bags; see the guide")
     metrics: dict[str, Any] = Field(default_factory=dict, description="how good it was on the run's test bags")
     cohort: dict[str, Any] = Field(default_factory=dict, description="numbers of bags it was trained and tested on")
@@ -136,7 +136,7 @@ def load_model(path: str | Path) -> TrainedModel:
     description = _described(parts[_JSON], path)
     for name in (_ENCODER, _AGGREGATORS):
         if hashlib.sha256(parts[name]).hexdigest() != description.sha256.get(name):
-            raise InputError(f"{path}: {name} is not the one that model.json belongs to; {_ADVICE}")
+            raise InputError(f"{path}: {name} does not belong to its model.json; {_ADVICE}")
     _require_aggregator(description, path)
     encoder = create_encoder(description.encoder)
     load_module(encoder, _tensors(parts[_ENCODER], path), path)
@@ -167,16 +167,17 @@ def _described(content: bytes, path: Path) -> ModelDescription:
         description.tiling.check()
     except (ValidationError, InputError, TypeError) as error:
         first = str(error).partition("\n")[0]
-        raise InputError(f"{path}: model.json is not that of a model ({first}); {_ADVICE}") from error
+        raise InputError(f"{path}: model.json does not describe a model ({first}); {_ADVICE}") from error
     named = [option for option in FOREIGN_WEIGHTS if option in description.encoder.options]
     if description.encoder.pretrained or description.encoder.weights is not None or named:
-        raise InputError(f"{path}: asks for weights from elsewhere ({', '.join(named) or 'pretrained'}); not read")
+        listed = ", ".join(named) or "pretrained"
+        raise InputError(f"{path}: model.json asks for weights from elsewhere ({listed}), which are never read")
     return description
 
 
 def _require_aggregator(description: ModelDescription, path: Path) -> None:
     name = description.aggregator.name
-    if name in aggregator_names() or name.startswith("torchmil:"):  # which says itself what it needs
+    if name in aggregator_names() or name.startswith("torchmil:"):  # torchmil says itself what is missing
         return
     advice = "it was trained with another version of its2clr"
     if description.plugins:

@@ -47,7 +47,7 @@ def export_model(run: str | Path, out: str | Path | None = None, model: Model | 
 
 
 def open_model(path: str | Path) -> TrainedModel:
-    """The model of a file, or of a run folder: its model file if it holds the run's best model, else made anew.
+    """The model in a file, or of a run folder: from its model file if that holds the run's best model, else made anew.
 
     Raises:
         InputError: There is no model.
@@ -113,14 +113,14 @@ def _validation(scores: RunScores, model: Model) -> tuple[Any, Any]:
     ]
     if chosen.empty:
         raise InputError(
-            f"{scores.run}: an older version of its2clr evaluated it, without predictions for validation bags; run "
+            f"{scores.run}: evaluated by an older version of its2clr, which did not predict validation bags; run "
             f"`its2clr evaluate {scores.run}` again"
         )
     return chosen["label"].to_numpy(dtype=np.int64), chosen["probability"].to_numpy(dtype=np.float64)
 
 
 def _plain(value: Any) -> Any:
-    """The same without what JSON cannot hold: a number that is none becomes null."""
+    """The same with null for numbers that JSON cannot hold (NaN, infinity)."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""How a model's training cohort was cut, so that new bags are cut the same, and which bags fit the model at all."""
+"""How a model's training cohort was cut, so that new bags are cut the same way; and which bags fit the model."""
 
 import math
 from dataclasses import fields
@@ -18,7 +18,7 @@ from its2clr.units import MicronsPerPixel, TilePixels
 Kind = Literal["slides", "images", "tiles", "features"]
 
 SCALE_TOLERANCE = 0.1
-"""How far the scale of tiles may be from the model's; sides are whole pixels, so it is never quite equal."""
+"""How much the scale of tiles may differ from the model's; it is never quite equal, since sides are whole pixels."""
 _OF_SLIDES = tuple(field.name for field in fields(SlideSettings))
 _OF_GROUND_TRUTH = ("min_covered", "classes")
 _OF_IMAGES = ("tile_size", "encoding", "quality", "resize")
@@ -33,22 +33,22 @@ class Tiling(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Kind = Field(description="slides, folders of images, packed tiles of which no more is known, or features")
+    kind: Kind = Field(description="slides, folders of images, tiles that were packed in an unknown way, or features")
     tile_size: TilePixels = Field(gt=0, description="pixels of the square tiles")
     mpp: MicronsPerPixel | None = Field(description="microns per pixel of the tiles; null where they have no scale")
     settings: dict[str, Any] = Field(description="how slides are tiled or images packed, as in cohort.json")
 
     @classmethod
     def of_cohort(cls, info: CohortInfo) -> "Tiling":
-        """What the settings of a training cohort say.
+        """From the settings of a training cohort.
 
-        The scale that was assumed for slides that do not say theirs is left out: it was right for those slides.
+        `default_mpp` is left out: the scale that was assumed there need not be right for other slides.
         """
         found = info.settings
         if info.encoding == "features":
             settings = {"feature_dim": info.feature_dim, EXTRACTORS: found.get(EXTRACTORS, [])}
             return cls(kind="features", tile_size=info.tile_size, mpp=None, settings=settings)
-        if found.get("source") == SYNTHETIC:  # its slides are drawn tile by tile, and every tile is kept
+        if found.get("source") == SYNTHETIC:  # drawn tile by tile, and every tile is kept
             whole = SlideSettings(
                 mpp=found["mpp"], tile_size=info.tile_size, min_saturation=0.0, encoding=info.encoding, skip_glass=False
             )
@@ -74,9 +74,9 @@ class Tiling(BaseModel):
             elif self.kind == "images":
                 check_tile_settings(**{"quality": 95, **self.image_settings()})
         except TypeError as error:
-            raise InputError(f"the model's settings of its tiles cannot be used ({error})") from error
+            raise InputError(f"the model's settings for cutting tiles cannot be used ({error})") from error
         if self.settings.get("tile_size", self.tile_size) != self.tile_size:
-            raise InputError(f"the model is for tiles of {self.tile_size} px, but makes others")
+            raise InputError(f"the model is for tiles of {self.tile_size} px, but its settings cut other ones")
 
     def slide_settings(self) -> SlideSettings:
         """How slides are tiled."""
@@ -87,7 +87,7 @@ class Tiling(BaseModel):
         return dict(self.settings)
 
     def misfit_of_cohort(self, info: CohortInfo) -> str | None:
-        """Why no bag of a cohort can be given to the model; None if they may."""
+        """Why no bag of a cohort fits the model; None if they may."""
         if self.kind == "features" or info.kind == "features":
             return self._misfit_of_features(info)
         if info.tile_size != self.tile_size:
@@ -102,13 +102,13 @@ class Tiling(BaseModel):
         if self.kind != "features":
             return "holds features, the model is for tiles; give the slides or images themselves"
         if info.feature_dim is None:
-            return f"holds tiles, the model is for {dim} features of an encoder of its own; extract these first"
+            return f"holds tiles, the model is for features made elsewhere ({dim} per tile); extract these first"
         if info.feature_dim != dim:
             return f"holds {info.feature_dim} features per tile, the model is for {dim}: another encoder made them"
         return None
 
     def misfit_of_bag(self, tiles: TileFile) -> str | None:
-        """Why a packed bag cannot be given to the model; None if it may."""
+        """Why a packed bag does not fit the model; None if it does."""
         if self.kind == "features":
             return None
         if tiles.tile_size != self.tile_size:
@@ -117,7 +117,7 @@ class Tiling(BaseModel):
         if self.kind == "slides":
             assert self.mpp is not None
             if not known:
-                return f"has tiles without a scale, the model is for {self.mpp:g} um/px: these are no tiles of slides"
+                return f"has tiles without a scale, the model is for {self.mpp:g} um/px: they were not cut from slides"
             if abs(tiles.mpp / self.mpp - 1) > SCALE_TOLERANCE:
                 return f"has tiles of {tiles.mpp:g} um/px, the model is for {self.mpp:g} um/px; tile its slide anew"
         if self.kind == "images" and known:
@@ -125,7 +125,7 @@ class Tiling(BaseModel):
         return None
 
     def differences(self, info: CohortInfo) -> list[str]:
-        """Settings in which a cohort of the same kind was cut differently, though its tiles may be taken."""
+        """Settings that differ between a cohort of the same kind and the model's own, though its tiles fit."""
         other = Tiling.of_cohort(info)
         if other.kind != self.kind or self.kind == "tiles":
             return []

@@ -1,4 +1,4 @@
-"""Cut new slides or pack new images as a model's training cohort was, into a cohort without labels."""
+"""New slides, images or features as a cohort without labels, cut as the model's training cohort was."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,12 +25,12 @@ from its2clr.units import MicronsPerPixel
 
 
 class Packed(NamedTuple):
-    """What packing left.
+    """The new cohort.
 
     Attributes:
-        any_bag: Whether there is a cohort.
+        any_bag: Whether any bag could be packed.
         left_out: Slides, images and bags that are not in it, and why.
-        notes: What a person should know of those that are.
+        notes: What a person should know about the bags that are.
     """
 
     any_bag: bool
@@ -46,12 +46,12 @@ def pack_inputs(
     default_mpp: MicronsPerPixel | None,
     workers: int | None,
 ) -> Packed:
-    """Make a cohort of the slides, the image folders or the feature files; what is finished is not done again.
+    """Make a cohort of the slides, the image folders or the feature files; finished bags are not packed again.
 
     Args:
         inputs: What to pack.
         out: The cohort folder.
-        tiling: How the model wants it.
+        tiling: How the model's training cohort was cut.
         engine: Shows progress.
         default_mpp: Microns per pixel of slides where neither file nor manifest says.
         workers: Processes (slides) or threads (images); all cores if None.
@@ -97,14 +97,14 @@ def _pack_slides(
 
 
 def _with_scale(slide: Slide, default_mpp: MicronsPerPixel) -> Slide:
-    """A slide with the scale to be used for it where its file does not say.
+    """The slide, with this scale if neither its file nor the manifest says one.
 
-    It is not given as a setting of the cohort: those that say their scale would all be tiled again when it is given.
+    It is not a setting of the cohort: a change would then tile every slide again, also those that say their scale.
     """
     try:
         with open_slide(slide.file) as image:
             said = believable(image.mpp)
-    except SlideProblem:  # which is found again, and noted, when it is tiled
+    except SlideProblem:  # reported when it is tiled
         return slide
     return slide if said is not None or slide.mpp is not None else replace(slide, mpp=default_mpp)
 
@@ -128,7 +128,7 @@ def _pack_folders(
 def _pack_features(
     bags: Sequence[FeatureBag], out: Path, engine: Engine, default_mpp: MicronsPerPixel | None, workers: int | None
 ) -> list[str]:
-    if default_mpp is not None:  # only STAMP's places need a scale, and its files do not say it
+    if default_mpp is not None:  # only coordinates of STAMP need a scale, which its files do not hold
         stamp = {bag.bag_id for bag in bags if bag.mpp is None and read_header(bag.file).layout == "STAMP"}
         bags = [replace(bag, mpp=default_mpp) if bag.bag_id in stamp else bag for bag in bags]
     manifest = FeatureManifest(**vars(_table(bags)), files=tuple(bags))

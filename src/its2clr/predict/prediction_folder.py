@@ -1,0 +1,121 @@
+"""A folder of predictions: its files, how they are written, and how they are read back.
+
+```
+predictions.csv      bag_id,source,n_instances,probability,calibrated_probability,predicted_label
+instances.parquet    bag_id,instance,name,x,y,probability,tile_size_level0
+problems.csv         bag_id,file,row,problem: what was not predicted, and why
+prediction.json      which model gave these numbers, and the cohorts that hold the tiles
+scores.json          the predictions against labels, where they were scored
+cohort/              the tiles of new slides and images
+```
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from its2clr.cohort import LeftOut
+from its2clr.cohort.layout import INFO_FILE, PROBLEMS_FILE
+from its2clr.errors import InputError
+from its2clr.files import atomic_path, read_json, write_json
+from its2clr.wording import shortened_lines
+
+PREDICTIONS = "predictions.csv"
+INSTANCES = "instances.parquet"
+PROVENANCE = "prediction.json"
+SCORES = "scores.json"
+COHORT = "cohort"
+_PROBABILITIES = ["probability", "calibrated_probability"]
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """The predictions for new bags.
+
+    Attributes:
+        out: Folder of the files.
+        bags: One row per bag: `bag_id`, `source`, `n_instances`, `probability`, `calibrated_probability`,
+            `predicted_label`.
+        instances: One row per instance: `bag_id`, `instance`, `name`, `x`, `y`, `probability`, `tile_size_level0`.
+        left_out: What was not predicted, and why.
+        notes: What a person should know about the bags that were predicted.
+        threshold: Probability from which on a bag is called positive.
+    """
+
+    out: Path
+    bags: pd.DataFrame
+    instances: pd.DataFrame
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...]
+    threshold: float
+
+    def lines(self) -> list[str]:
+        """The closing words: bags predicted, called positive, left out and why."""
+        positive = int(self.bags["predicted_label"].sum())
+        called = f"{positive} called positive (probability >= {self.threshold:.3f}, chosen on validation)"
+        lines = [f"{self.out / PREDICTIONS}: {len(self.bags)} bags, {len(self.instances)} instances; {called}"]
+        if self.left_out:
+            lines.append(f"left out: {len(self.left_out)} ({self.out / PROBLEMS_FILE})")
+            lines += [f"  {line}" for line in shortened_lines([on_one_line(one) for one in self.left_out])]
+        return lines + shortened_lines([f"note: {note}" for note in self.notes], more="more notes")
+
+    def write(self, provenance: dict[str, Any]) -> None:
+        """Write the tables, and what is known about the model that gave them."""
+        (self.out / SCORES).unlink(missing_ok=True)  # they belong to the predictions that these replace
+        with atomic_path(self.out / INSTANCES) as temporary:
+            self.instances.to_parquet(temporary, index=False)
+        with atomic_path(self.out / PREDICTIONS) as temporary:
+            self.bags.to_csv(temporary, index=False, lineterminator="\n")
+        write_json(self.out / PROVENANCE, provenance)
+
+
+def check_folder(out: Path) -> None:
+    """Check that predictions may be written into a folder.
+
+    Raises:
+        InputError: It is a file, a run or a cohort, or holds tables that are not predictions.
+    """
+    if out.is_file():
+        raise InputError(f"{out}: is a file; give a folder for the predictions")
+    for name, what in ((INFO_FILE, "a cohort"), ("config.yaml", "a run")):
+        if (out / name).exists():
+            raise InputError(f"{out}: is {what}; give a folder of its own for the predictions")
+    foreign = [name for name in (PREDICTIONS, INSTANCES) if (out / name).exists()]
+    if foreign and not (out / PROVENANCE).is_file():
+        raise InputError(f"{out}: holds a {foreign[0]} that `its2clr predict` did not write; give another folder")
+
+
+def read_predictions(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """What is known about the model, and the probabilities of each bag.
+
+    Raises:
+        InputError: The folder holds no predictions, or they cannot be read.
+    """
+    for name in (PREDICTIONS, PROVENANCE):
+        if not (folder / name).is_file():
+            raise InputError(
+                f"{folder}: not a folder of predictions (it has no {name}); `its2clr predict MODEL INPUT --out FOLDER` "
+                "makes one"
+            )
+    try:
+        provenance = read_json(folder / PROVENANCE)
+        known = {"model": provenance["model"], "threshold": float(provenance["threshold"])}
+        table = pd.read_csv(
+            folder / PREDICTIONS,
+            dtype={"bag_id": str},
+            keep_default_na=False,
+            converters=dict.fromkeys(_PROBABILITIES, float),  # exact: a probability may equal the threshold
+        )[["bag_id", *_PROBABILITIES]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder}: its predictions cannot be read ({error}); run `its2clr predict` again") from error
+    repeated = table["bag_id"][table["bag_id"].duplicated()].tolist()
+    if repeated:
+        raise InputError(f"{folder / PREDICTIONS}: bag_id {repeated[0]!r} is there twice; run `its2clr predict` again")
+    return known, table.set_index("bag_id")
+
+
+def on_one_line(one: LeftOut) -> str:
+    """What was left out, and why."""
+    return ": ".join(part for part in (one.bag_id, one.file, one.problem) if part)
