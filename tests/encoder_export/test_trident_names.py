@@ -13,6 +13,7 @@ from its2clr.cohort.features.feature_manifest import read_feature_manifest
 from its2clr.encoder_export import export_encoder
 from its2clr.encoder_export.trident import tiling_name, write_trident
 from its2clr.run.feature_cohorts import pack_run_features
+from its2clr.run.features import open_run_features
 from its2clr.run.opening import open_run
 
 COORDS = grid(4, 3)
@@ -86,7 +87,7 @@ def test_tridents_own_files_come_back_as_they_were(tmp_path):
 
 
 def test_features_of_a_run_keep_the_tiling_of_its_tiles(evaluated_run, tiny_cohort, tmp_path):
-    pack_run_features(open_run(evaluated_run, quiet=True), "start", tmp_path / "own")
+    pack_run_features(open_run_features(evaluated_run, quiet=True), "start", tmp_path / "own")
     assert tiling_name(Cohort.open(tmp_path / "own")) == tiling_name(Cohort.open(tiny_cohort))
 
 

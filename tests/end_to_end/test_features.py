@@ -138,7 +138,7 @@ def test_geojson_and_maps_are_where_the_tiles_are(run: Path, tmp_path: Path) -> 
 def test_report_viewer_and_doctor_do_without_tiles(run: Path) -> None:
     call("report", run)
     page = (run / "report.html").read_text()
-    assert "24 features of each tile, made elsewhere" in page
+    assert "24 features per tile, made elsewhere" in page
     assert "cannot be shown" not in page
     viewer = Viewer(run)
     number = viewer.table.bag_id.index("bag-07")
@@ -202,7 +202,7 @@ def test_features_kept_on_disk_give_the_same(run: Path, tmp_path: Path) -> None:
 
 
 def test_tiles_and_features_are_not_confused(run: Path, tiny_cohort: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds tiles, the model is for 24 features"):
+    with pytest.raises(InputError, match="holds tiles, the model is for features made elsewhere \\(24 per tile\\)"):
         call("predict", run, tiny_cohort, "--out", tmp_path / "tiles")
     with pytest.raises(InputError, match="end to end needs the tiles"):
         open_run(tmp_path / "e2e", run / "cohort", None, SETTINGS, quiet=True).end_to_end()

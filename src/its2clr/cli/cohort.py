@@ -211,14 +211,14 @@ def features(
     from its2clr.cohort.features.feature_cohort import pack_features
     from its2clr.cohort.features.feature_manifest import read_feature_manifest
     from its2clr.run.feature_cohorts import pack_run_features
-    from its2clr.run.opening import open_run
+    from its2clr.run.features import open_run_features
 
     if len(paths) != (2 if from_run is None else 1) or (features is None) == (from_run is None):
         raise InputError(
             "give `its2clr cohort features MANIFEST OUT --features DIR`, or `... cohort features OUT --from-run RUN`"
         )
     if from_run is not None:
-        summary = pack_run_features(open_run(from_run), encoder, paths[0])
+        summary = pack_run_features(open_run_features(from_run), encoder, paths[0])
     else:
         assert features is not None
         bags = read_feature_manifest(paths[0], features, labelled=not unlabelled, slides_root=slides_root)

@@ -15,8 +15,7 @@ from its2clr.cohort.layout import INFO_FILE
 from its2clr.cohort.packing import BagResult, pack_cohort, path_to_write
 from its2clr.cohort.tiles import write_feature_tiles
 from its2clr.errors import InputError
-from its2clr.files import hash_files
-from its2clr.run.stages import Stages
+from its2clr.run.features import RunFeatures
 
 _KEPT_ATTRIBUTES = ("mpp_level0", "annotation", "magnification")
 
@@ -26,36 +25,34 @@ class _Extracted(NamedTuple):
     features: NDArray[np.float32]
 
 
-def pack_run_features(stages: Stages, encoder: str, out: Path) -> FeatureSummary:
+def pack_run_features(of_run: RunFeatures, encoder: str, out: Path) -> FeatureSummary:
     """Make a cohort of the features that a run's encoder gives; bags, splits, places and ground truth stay the same.
 
     Args:
-        stages: The run.
-        encoder: Whose features: start, refined or end_to_end.
+        of_run: The features of the run.
+        encoder: Which encoder of the run.
         out: The cohort folder; new, empty, or begun with the same run.
 
     Raises:
         InputError: The run has no such encoder, or the folder holds something else.
     """
-    cohort = Cohort.open(stages.run.cohort)
+    cohort = Cohort.open(of_run.run.cohort)
     found: dict[str, _Extracted] = {}
     for name in dict.fromkeys(cohort.bags["split"].tolist()):
         part = cohort.split(name)
-        features = stages.features(encoder, part.without_labels()).features.cpu().numpy()
+        features = of_run.of(encoder, part.without_labels()).features.cpu().numpy()
         of_bags = np.split(features, part.offsets()[1:-1])
         found |= {
             bag_id: _Extracted(bag_id, of_bag)
             for bag_id, of_bag in zip(part.bags["bag_id"].tolist(), of_bags, strict=True)
         }
     feature_dim = int(features.shape[1])
-    checkpoint = stages.run.checkpoint(f"encoder-{encoder}")
-    maker = f"{stages.config.encoder.name} {encoder} {hash_files(checkpoint)}"  # as in the run's feature files
     packed = pack_cohort(
         out,
         feature_cohort_info(
             cohort.tile_size,
             feature_dim,
-            [maker],
+            [of_run.maker(encoder)],
             labelled=cohort.is_labelled,
             has_instance_labels=cohort.info.has_instance_labels,
         ),
