@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint types browser docs lock clean
+.PHONY: setup demo test lint browser docs mutation lock clean
 
 setup: $(READY)
 
@@ -21,6 +21,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache > .lint-imports.log || { cat .lint-imports.log; exit 1; }
 
 test: lint browser
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10
@@ -33,6 +34,10 @@ browser: ## Chromium for the tests of the viewer, where it can be had; they are 
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict
+
+mutation: $(READY) ## which small changes of the method's source no test notices; SHARE=1 tries all, which takes hours
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check mutmut==3.8.0
+	$(BIN)/python tests/mutation.py --share $(or $(SHARE),0.1)
 
 lock: ## exact versions of a fresh install of the ranges in pyproject.toml
 	$(PYTHON) -m venv .venv-lock

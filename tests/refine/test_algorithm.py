@@ -54,8 +54,8 @@ class Recorder:
             self.batches[keys[2]] = batches
             return train_epoch(step, batches, rates, keys)
 
-        def record_round(reader, features):
-            reading = read(reader, features)
+        def record_round(reader, features, epoch):
+            reading = read(reader, features, epoch)
             self.found.append(reading)
             return replace(reading, validation_auc=next(aucs))
 

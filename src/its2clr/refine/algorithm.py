@@ -37,14 +37,13 @@ def refine(network: EmbeddingNetwork, context: Context, source: LabelSource, bes
     for epoch in range(learner.epochs_done, config.epochs + 1):  # 2
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
             features = reader.extract(network.encoder)  # 3 to 6
-            reading = reader.read(features)  # 7 to 9
-            before, improved = labels, gate.passes(reading.validation_auc, epoch)
-            if improved:  # 10, 11
-                labels = learner.progress.labels = source.labels(reading.labels, before)  # 12, 13
+            reading = reader.read(features, epoch)  # 7 to 9
+            if gate.passes(reading.validation_auc, epoch):  # 10, 11
+                labels = source.labels(reading.labels, labels)  # 12, 13
                 best.keep(epoch, without_lora(network))
-            record_round(context, epoch, reading, source, labels, improved=improved, replaced=labels is not before)
+            record_round(context, reading, source, labels, improved=gate.best_epoch == epoch)
         if epoch < config.epochs:
             pools = source.pools(epoch_pools(labels, context.train, config, epoch + 1))  # section 3.2
             batches = epoch_batches(pools, config, epoch + 1, learner.steps, learner.batch_size, context.seed)
-            learner.train(batches, epoch + 1)  # 15, 16
+            learner.train(batches, epoch + 1, labels)  # 15, 16
     return gate.best_epoch  # 17

@@ -17,10 +17,12 @@ class InstanceLabels(NamedTuple):
     Attributes:
         probabilities: (N,) of each instance to be positive.
         threshold: eta; above it an instance is labelled positive.
+        epoch: After which the round was that they come from; -1 if from none.
     """
 
     probabilities: NDArray[np.float32]
     threshold: float
+    epoch: int = -1
 
 
 class LabelSource(Protocol):

@@ -23,6 +23,7 @@ class Progress:
     Attributes:
         probabilities: (N,) of the labels in use.
         threshold: Of the labels in use.
+        labels_epoch: After which epoch the labels in use were made.
         best_epoch: Epoch whose encoder is the best so far.
         best_validation_auc: Its validation AUC.
         epochs_collapsed: Epochs in a row that looked collapsed.
@@ -30,6 +31,7 @@ class Progress:
 
     probabilities: Tensor | None = None
     threshold: float | None = None
+    labels_epoch: int = -1
     best_epoch: int | None = None
     best_validation_auc: float | None = None
     epochs_collapsed: int = 0
@@ -39,11 +41,12 @@ class Progress:
         """The labels in use; None before the first round."""
         if self.probabilities is None or self.threshold is None:
             return None
-        return InstanceLabels(self.probabilities.numpy(), self.threshold)
+        return InstanceLabels(self.probabilities.numpy(), self.threshold, self.labels_epoch)
 
-    @labels.setter
-    def labels(self, labels: InstanceLabels) -> None:
+    def use(self, labels: InstanceLabels) -> None:
+        """Take labels into use."""
         self.probabilities, self.threshold = torch.from_numpy(labels.probabilities), labels.threshold
+        self.labels_epoch = labels.epoch
 
 
 class Learner:
@@ -83,13 +86,15 @@ class Learner:
         rows = 2 * self.batch_size
         self._guard = CollapseGuard("refine", rows, patience, self.progress) if prepared.contrastive else None
 
-    def train(self, batches: Batches, epoch: int) -> None:
-        """Train one epoch (1 to T) and save.
+    def train(self, batches: Batches, epoch: int, labels: InstanceLabels | None) -> None:
+        """Train one epoch (1 to T) on batches drawn by some labels, and save both.
 
         Raises:
             TrainingError: The loss became not-a-number or the representation collapsed.
         """
         run, config = self._context.run, self._context.config.refine
+        if labels is not None:
+            self.progress.use(labels)
         rates = cosine_or_constant(config, epoch - 1, config.epochs, self.steps)
         result = train_epoch(self._step, batches, rates, (self._context.seed, "refine", epoch))
         if self._guard is not None:

@@ -39,6 +39,7 @@ class Reading:
         probabilities: (aggregators, N) instance probabilities of the training instances.
         threshold: Probability above which an instance is pseudo-positive.
         seconds: How long the round took.
+        epoch: After which epoch it was.
         aggregators: The trained aggregators; only in the first process.
     """
 
@@ -46,12 +47,13 @@ class Reading:
     probabilities: NDArray[np.float32]
     threshold: float
     seconds: float
+    epoch: int
     aggregators: TrainedAggregators | None
 
     @property
     def labels(self) -> InstanceLabels:
         """What the aggregators say together."""
-        return InstanceLabels(self.probabilities.mean(axis=0), self.threshold)
+        return InstanceLabels(self.probabilities.mean(axis=0), self.threshold, self.epoch)
 
 
 class Reader:
@@ -72,8 +74,8 @@ class Reader:
         train = extract_bags(encoder, self._context.train, engine)
         return RoundFeatures(train, extract_bags(encoder, self._context.validation, engine), started)
 
-    def read(self, features: RoundFeatures) -> Reading:
-        """Lines 7 to 9: train the aggregators and measure them on the validation bags.
+    def read(self, features: RoundFeatures, epoch: int) -> Reading:
+        """Lines 7 to 9: train the aggregators after an epoch and measure them on the validation bags.
 
         The first process trains them, the others receive what it found.
         """
@@ -87,7 +89,7 @@ class Reader:
             return float(np.mean(trained[0].validation_auc)), probabilities, threshold
 
         found = self._context.engine.on_writer(train_them)
-        return Reading(*found, time.perf_counter() - features.started, trained[0] if trained else None)
+        return Reading(*found, time.perf_counter() - features.started, epoch, trained[0] if trained else None)
 
 
 def threshold_by_rule(config: RefineConfig, validation: Bags, probabilities: NDArray[np.floating[Any]]) -> float:
@@ -130,27 +132,19 @@ class Gate:
 
 
 def record_round(
-    context: Context,
-    epoch: int,
-    reading: Reading,
-    source: LabelSource,
-    labels: InstanceLabels | None,
-    *,
-    improved: bool,
-    replaced: bool,
+    context: Context, reading: Reading, source: LabelSource, labels: InstanceLabels | None, *, improved: bool
 ) -> None:
     """Log a round and write what it found: pseudo labels, aggregators and numbers.
 
     Args:
         context: Settings, bags, device and run.
-        epoch: After which the round was.
         reading: What the reader found.
         source: Where labels come from.
         labels: What training goes on with.
         improved: Whether the round passed the gate.
-        replaced: Whether the labels are new.
     """
-    config, run = context.config.refine, context.run
+    config, run, epoch = context.config.refine, context.run, reading.epoch
+    replaced = labels is not None and labels.epoch == epoch
     if run.engine.is_writer:
         folder = run.path / "rounds" / f"{epoch:03d}"
         following = min(epoch + 1, config.epochs)  # after the last round: what the last epoch trained with
