@@ -93,7 +93,6 @@ def map_(
 
     Ablations beside: `its2clr map runs/mine --beside runs/no-iteration --beside runs/no-pacing`
     """
-    from its2clr.maps.overlay import write_overlays
     from its2clr.maps.sheets import write_maps
     from its2clr.maps.source import models_beside, open_source
 
@@ -105,6 +104,8 @@ def map_(
         sheet = write_maps(source, chosen, shown, folder, threshold=threshold, longest=longest, progress=bar.reach)
     say(f"{len(chosen)} bags in {sheet.parent / 'bags'}, at a glance: {sheet}")
     if full_scale:
+        from its2clr.maps.overlay import write_overlays
+
         with progress("overlay", len(chosen), "bags") as bar:
             place = write_overlays(
                 source, chosen, shown, folder, threshold=threshold, factor=factor, progress=bar.reach

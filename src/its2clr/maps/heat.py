@@ -5,9 +5,8 @@ A raster over the window (x, y, width, height) with W x H pixels divides it even
 x + i * width / W to x + (i + 1) * width / W, and likewise down. Nothing is shifted by half a pixel or rounded.
 
 Values: a pixel has the mean probability of the tiles on it, each weighted by the area of the pixel that it covers. So
-where tiles overlap, their mean is shown, and the map is finer than a tile. Where a pixel of the raster is one pixel of
-level 0, none is covered in part and edges are exact; where pixels are larger, an edge is drawn to the nearest half
-pixel.
+where tiles overlap, their mean is shown, and the map is finer than a tile. Where no edge of a tile crosses a pixel,
+edges are exact; elsewhere they are drawn to the nearest half pixel.
 
 A pixel has no value (NaN) unless tiles cover half of it or, where tiles are smaller than pixels, a quarter of a tile
 lies on it: so every tile is seen on at least one pixel.

@@ -1,1 +1,1 @@
-"""A run: its folder, its stages, its features, what its models say, and the sealed evaluation on test bags."""
+"""A run: its folder, its stages, its features, its scores, and the sealed evaluation on test bags."""

@@ -1,0 +1,56 @@
+"""Commands that only read what a run or a prediction left do not wait for the libraries that train."""
+
+import subprocess
+import sys
+
+import pytest
+from tests.end_to_end.commands import environment
+
+from its2clr.predict.new_bags import predict
+
+HEAVY = {"torch", "torchvision", "torchmetrics", "lightning", "timm"}
+RUN_COMMAND = """
+import sys
+from its2clr.cli import app
+app(sys.argv[1:], standalone_mode=False)
+"""
+OPEN_VIEWER = """
+import sys
+from its2clr.viewer.app import create_app
+from its2clr.viewer.service import Viewer
+create_app(Viewer(sys.argv[1])).routes
+"""
+TELL = "print('LOADED', *{name.partition('.')[0] for name in sys.modules})"
+
+
+def loaded(code, *arguments):
+    """The packages in use when some code ends."""
+    words = [sys.executable, "-c", code + TELL, *map(str, arguments)]
+    said = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True, timeout=120)
+    return set(said.stdout.splitlines()[-1].split()) - {"LOADED"}
+
+
+@pytest.mark.parametrize(
+    ("command", "unneeded"),
+    [
+        (["map", "--limit", "1", "--longest", "100", "--out"], {"sklearn", "tifffile"}),
+        (["geojson", "--limit", "1", "--out"], {"sklearn", "matplotlib"}),
+        (["report", "--out"], {"tifffile"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_shows_a_run_needs_no_torch(evaluated_run, tmp_path, command, unneeded):
+    name, *options = command
+    found = loaded(RUN_COMMAND, name, evaluated_run, *options, tmp_path / "out")
+    assert (tmp_path / "out").exists()
+    assert not found & (HEAVY | unneeded)
+
+
+def test_scoring_predictions_needs_no_torch(evaluated_run, tiny_cohort, tmp_path):
+    predict(evaluated_run, tiny_cohort, tmp_path / "predicted", quiet=True)
+    found = loaded(RUN_COMMAND, "score", tmp_path / "predicted", tiny_cohort / "bags.csv", "--split", "test")
+    assert not found & (HEAVY | {"matplotlib"})
+
+
+def test_the_viewer_needs_no_torch(evaluated_run):
+    assert not loaded(OPEN_VIEWER, evaluated_run) & (HEAVY | {"sklearn", "matplotlib"})
