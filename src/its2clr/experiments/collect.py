@@ -88,7 +88,7 @@ class Collector:
         if results is None:
             return self.failures.get(job, "not run")
         start = self.planner.folder(job.start) if job.start is not None else None
-        seconds = 0.0 if start is None else training_seconds(start).get("pretrain", 0.0)
+        seconds = 0.0 if start is None else training_seconds(read_metrics(start)).get("pretrain", 0.0)
         other = self.planner.other(job, cell.aggregator)
         return read_metric(results, job.stage, cell.metric, other, cell.round, seconds)
 

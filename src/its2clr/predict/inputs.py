@@ -3,9 +3,10 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 from its2clr.cohort import LeftOut, read_manifest
@@ -45,6 +46,9 @@ class ImageFolder:
     folder: Path
     files: tuple[Path, ...]
     names: tuple[str, ...]
+
+
+_Bag = TypeVar("_Bag", Slide, ImageFolder, FeatureBag)
 
 
 @dataclass
@@ -89,14 +93,10 @@ def sort_inputs(paths: Iterable[str | Path], kind: Kind) -> Inputs:
             raise InputError(f"{path}: there is no such file or folder")
     for path in named:
         _sort(path, kind, found)
-    found.slides = _once(found.slides)
-    slide_ids = distinct_names([(slide.bag_id, slide.file) for slide in found.slides])
-    found.slides = [replace(slide, bag_id=name) for slide, name in zip(found.slides, slide_ids, strict=True)]
-    folder_ids = distinct_names([(one.bag_id, one.folder) for one in found.folders])
-    found.folders = [replace(one, bag_id=name) for one, name in zip(found.folders, folder_ids, strict=True)]
-    found.features = list({one.file.resolve(): one for one in found.features}.values())
-    feature_ids = distinct_names([(one.bag_id, one.file) for one in found.features])
-    found.features = [replace(one, bag_id=name) for one, name in zip(found.features, feature_ids, strict=True)]
+    found.slides = _with_distinct_names(_once(found.slides), lambda slide: slide.file)
+    found.folders = _with_distinct_names(found.folders, lambda one: one.folder)
+    features = {one.file.resolve(): one for one in found.features}
+    found.features = _with_distinct_names(list(features.values()), lambda one: one.file)
     return found
 
 
@@ -263,6 +263,11 @@ def _once(slides: list[Slide]) -> list[Slide]:
         if place not in known or slide.row > known[place].row:
             known[place] = slide
     return list(known.values())
+
+
+def _with_distinct_names(bags: list[_Bag], place: Callable[[_Bag], Path]) -> list[_Bag]:
+    names = distinct_names([(bag.bag_id, place(bag)) for bag in bags])
+    return [replace(bag, bag_id=name) for bag, name in zip(bags, names, strict=True)]
 
 
 def _clean(name: str) -> str:

@@ -32,8 +32,7 @@ from its2clr.predict.calibration import Calibration
 from its2clr.predict.tiling import Tiling
 from its2clr.version import __version__
 
-SUFFIX = ".its2clr"
-MODEL_FILE = f"model{SUFFIX}"
+MODEL_FILE = "model.its2clr"
 FORMAT = 1
 _JSON, _ENCODER, _AGGREGATORS = "model.json", "encoder.safetensors", "aggregators.safetensors"
 _ADVICE = "copy it again, or make it anew with `its2clr evaluate RUN`"

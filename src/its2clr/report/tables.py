@@ -1,6 +1,7 @@
 """The tables of a report, as text with what they are sorted by."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import pandas as pd
 from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.evaluation.instances import INSTANCE_METRICS
 from its2clr.report.run_facts import Decisions, RunFacts, Scored
-from its2clr.run.results import describe_cohort
+from its2clr.run.results import describe_cohort, training_seconds
 from its2clr.wording import readable_size
 
 MOST_BAGS = 500
@@ -211,15 +212,11 @@ def separation_table(results: dict[str, Any], names: dict[str, str]) -> Table | 
 
 def timings_table(facts: RunFacts) -> Table | None:
     """Time and memory of every stage."""
-    seconds: dict[str, float] = {}
-    epochs: dict[str, int] = {}
+    seconds, epochs = training_seconds(facts.metrics), Counter(entry["stage"] for entry in facts.metrics)
     speed: dict[str, list[float]] = {}
     for entry in facts.metrics:
-        stage = str(entry["stage"])
-        seconds[stage] = seconds.get(stage, 0.0) + entry.get("seconds", 0.0)
-        epochs[stage] = epochs.get(stage, 0) + 1
         if "tiles_per_second" in entry:
-            speed.setdefault(stage, []).append(entry["tiles_per_second"])
+            speed.setdefault(entry["stage"], []).append(entry["tiles_per_second"])
     for stage, notes in facts.state.stages.items():
         if "seconds" in notes:
             seconds[stage] = notes["seconds"]

@@ -16,7 +16,7 @@ from its2clr.evaluation.health import estimate_witness_rate, health_report, star
 from its2clr.evaluation.instances import instance_auc_interval, instance_metrics
 from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.evaluation.uncertainty import summarise
-from its2clr.files import read_json, write_json
+from its2clr.files import read_json, read_metrics, write_json
 from its2clr.refine.rounds import threshold_by_rule
 from its2clr.run.names import ENCODERS, REFINED, START, encoder_names
 from its2clr.run.results import (
@@ -80,7 +80,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
         "cohort": {"path": str(run.cohort), **describe_cohort(cohort)},
         "aggregator": run.config.aggregator.name,
         "names": encoder_names(run.config),
-        "seconds": training_seconds(run.path),
+        "seconds": training_seconds(read_metrics(run.path)),
     }
     if run.done("refine") is not None:
         results |= {"refine": best_round(rounds), "rounds": describe_rounds(rounds, cohort.split("train"))}

@@ -1,6 +1,7 @@
 """`results.json`: what stands in it beside the measurements (cohort, rounds, health, time), and how to read it."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from its2clr.cohort import Cohort
 from its2clr.evaluation.arrays import both_classes
 from its2clr.evaluation.health import HealthReport, health_report
 from its2clr.evaluation.instances import pseudo_label_quality
-from its2clr.files import read_json, read_metrics
+from its2clr.files import read_json
 from its2clr.run.names import ENCODERS
 from its2clr.run.scores import Model
 
@@ -95,10 +96,10 @@ def best_round(rounds: list[Round]) -> dict[str, Any]:
     return {"best_epoch": best["epoch"], "best_validation_auc": best["validation_auc"]}
 
 
-def training_seconds(run: Path) -> dict[str, float]:
-    """Seconds of training by stage, over all starts of the run."""
+def training_seconds(metrics: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of training by stage, over all starts of a run, from what it logged (`files.read_metrics`)."""
     seconds: dict[str, float] = {}
-    for entry in read_metrics(run):
+    for entry in metrics:
         seconds[entry["stage"]] = seconds.get(entry["stage"], 0.0) + entry.get("seconds", 0.0)
     return seconds
 

@@ -229,13 +229,9 @@ class RunScores:
             chosen = [("encoder", "==", model.encoder), ("aggregator", "==", model.aggregator)]
             columns = ["bag_id", "probability", "bag_probability"]
             table = pd.read_parquet(self._predictions, columns=columns, filters=chosen)
-            bag_id = table["bag_id"].to_numpy(dtype=object)
-            starts = np.flatnonzero(np.concatenate([[True], bag_id[1:] != bag_id[:-1]]))
-            ends = np.append(starts[1:], len(bag_id))
             probability = table["bag_probability"].to_numpy()
             bags = {
-                str(bag_id[start]): (float(probability[start]), slice(int(start), int(end)))
-                for start, end in zip(starts, ends, strict=True)
+                bag_id: (float(probability[rows.start]), rows) for bag_id, rows in rows_of_bags(table["bag_id"]).items()
             }
             self._read[model] = _Predicted(bags, table["probability"].to_numpy(dtype=np.float64))
         return self._read[model]
@@ -255,6 +251,13 @@ class RunScores:
             raise InputError(f"{self.run}: no round after epoch {epoch}; there are {_listed(self.rounds)}")
         path = next(p for p in self.run.glob("rounds/*/pseudo_labels.parquet") if int(p.parent.name) == epoch)
         return pd.read_parquet(path, columns=["bag_id", "instance", "probability", "pseudo_label", "selected"])
+
+
+def rows_of_bags(bag_ids: "pd.Series[str]") -> dict[str, slice]:
+    """Where the rows of each bag are in a table that holds one bag after the other."""
+    ids = bag_ids.to_numpy(dtype=object)
+    starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]])).tolist()
+    return {str(ids[start]): slice(start, end) for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)}
 
 
 def _listed(values: list[Any]) -> str:

@@ -1,8 +1,8 @@
 """The instances with the most similar features: within a bag, and in the test bags or an even sample of them."""
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Neighbours:
         self._folder = run / "features"
         self._table = table
         self._pools: dict[str, _Pool] = {}
-        self._bags: OrderedDict[tuple[str, int], _Unit] = OrderedDict()
+        self._unit = lru_cache(_HELD_BAGS)(self._read)
         self._lock = threading.Lock()
 
     def within(self, encoder: str, bag: int, instance: int) -> dict[str, Any]:
@@ -84,19 +84,8 @@ class Neighbours:
         own = ", this bag left out" if self._table.split[bag] == "test" else ""
         return {"searched": searched + own, "found": found}
 
-    def _unit(self, encoder: str, bag: int) -> _Unit:
-        with self._lock:
-            if (encoder, bag) in self._bags:
-                self._bags.move_to_end((encoder, bag))
-                return self._bags[encoder, bag]
-        unit = self._read(encoder, bag)
-        with self._lock:
-            self._bags[encoder, bag] = unit
-            while len(self._bags) > _HELD_BAGS:
-                self._bags.popitem(last=False)
-        return unit
-
     def _read(self, encoder: str, bag: int) -> _Unit:
+        """Features of the instances of a bag, scaled to length one."""
         path = feature_path(self._folder / encoder, self._table.bag_id[bag])
         command = f"`its2clr extract --out {self._folder.parent} --encoder {encoder}` writes them"
         if not path.is_file():

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from its2clr.errors import InputError
-from its2clr.run.scores import RunScores
+from its2clr.run.scores import RunScores, rows_of_bags
 
 _HELD_INSTANCES = 100_000_000
 """Instances of all rounds in memory, at six bytes each."""
@@ -72,14 +72,9 @@ class Rounds:
 
 def _compact(table: pd.DataFrame) -> _Round:
     """The table as where each bag begins, and three plain arrays."""
-    bag_id = table["bag_id"].to_numpy(dtype=object)
-    new = np.ones(len(bag_id), dtype=bool)
-    new[1:] = bag_id[1:] != bag_id[:-1]
-    starts = np.flatnonzero(new)
-    ends = np.append(starts[1:], len(bag_id))
-    bags = {str(bag_id[start]): slice(int(start), int(end)) for start, end in zip(starts, ends, strict=True)}
-    expected = np.arange(len(bag_id)) - np.repeat(starts, ends - starts)
-    if len(bags) != len(starts) or not np.array_equal(table["instance"].to_numpy(), expected):
+    bags = rows_of_bags(table["bag_id"])
+    expected = np.concatenate([np.arange(rows.stop - rows.start) for rows in bags.values()])
+    if not np.array_equal(table["instance"].to_numpy(), expected):
         raise InputError("pseudo_labels.parquet: instances are out of order; run `its2clr refine` again")
     return _Round(
         bags,

@@ -4,7 +4,7 @@ import hashlib
 import io
 import math
 import threading
-from collections import OrderedDict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Viewer:
         self.neighbours = Neighbours(self.scores.run, self.table)
         self.pictures = Pictures(self._read_tile_file)
         self._models = {key_of(model): model for model in self.table.models}
-        self._tile_files: OrderedDict[int, TileFile] = OrderedDict()
+        self._held_tile_file = lru_cache(_HELD_TILE_FILES)(self._read_tile_file)
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -260,16 +260,7 @@ class Viewer:
             MissingError: There is no such bag.
         """
         self._check_bag(number)
-        with self._lock:
-            if number in self._tile_files:
-                self._tile_files.move_to_end(number)
-                return self._tile_files[number]
-        tiles = self._read_tile_file(number)
-        with self._lock:
-            self._tile_files[number] = tiles
-            while len(self._tile_files) > _HELD_TILE_FILES:
-                self._tile_files.popitem(last=False)
-        return tiles
+        return self._held_tile_file(number)
 
     def _read_tile_file(self, number: int) -> TileFile:
         return self.scores.cohort.tile_file(self.table.bag_id[number])
