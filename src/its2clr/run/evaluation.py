@@ -35,8 +35,8 @@ from its2clr.run.stages import Stages
 def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     """Measure every trained pair of encoder and aggregator on the test bags, and write what was found into the run.
 
-    Leaves `results.json`, `predictions.parquet` (one row per instance and pair) and `bag_predictions.csv`; these hold
-    all splits. Does nothing but read when it was done before and nothing was trained since.
+    Writes `results.json`, and for all splits `predictions.parquet` (one row per instance and pair) and
+    `bag_predictions.csv`. If nothing was trained since the last evaluation, its results are read and nothing is done.
 
     Args:
         stages: The run.

@@ -53,8 +53,8 @@ class Scores:
     def of(cls, trained: "TrainedAggregators", features: "BagFeatures") -> "Scores":
         """Scores as probabilities in float64, so that confident instances stay ranked.
 
-        Bags go through the aggregators one at a time: the last bits of a result depend on what it is padded to, and a
-        bag should have one score, whichever bags are beside it.
+        Bags go through the aggregators one at a time: the last bits of a score depend on the padding, and a bag's score
+        should not depend on the bags beside it.
         """
         from scipy.special import expit
 
@@ -73,7 +73,7 @@ class Scores:
 
 
 def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean of the rows, added one after the other: numpy's own mean adds in another order where there is one column."""
+    """Mean of the rows, always added in the same order; numpy adds in another order where there is one column."""
     total = np.zeros(values.shape[1])
     for row in values:
         total += row
@@ -128,10 +128,10 @@ class BagScores:
 
     Attributes:
         bag_id: The bag.
-        probability: Of the bag to be positive.
-        instances: (N,) probability of each instance to be positive.
+        probability: Probability that the bag is positive.
+        instances: (N,) probability that each instance is positive.
         coords: (N, 2) x, y of each tile's top-left corner at level 0.
-        side: Pixels a tile covers at level 0.
+        side: Side of a tile, in pixels of level 0.
         truth: (N,) ground truth: 1, 0, or -1 for unknown; None if there is none.
     """
 
