@@ -14,7 +14,7 @@ from its2clr.errors import InputError
 from its2clr.plugins import import_plugins
 from its2clr.run.evaluation import evaluate
 from its2clr.run.opening import open_run
-from its2clr.run.results import results_rows
+from its2clr.run.results_file import results_rows
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 

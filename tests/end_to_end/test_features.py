@@ -24,7 +24,7 @@ from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.engine.devices import Engine
 from its2clr.engine.training_state import TrainingState
 from its2clr.errors import InputError
-from its2clr.maps.geojson import write_geojsons
+from its2clr.maps.geojson_export import write_geojsons
 from its2clr.maps.source import open_source
 from its2clr.predict.model_file import load_model
 from its2clr.predict.model_of_run import export_model

@@ -10,7 +10,7 @@ from tests.maps.aligned import SHAPES
 
 from its2clr.cohort.slides.annotations import read_annotations
 from its2clr.errors import InputError
-from its2clr.maps.geojson import write_geojson, write_geojsons
+from its2clr.maps.geojson_export import write_geojson, write_geojsons
 from its2clr.run.scores import BagScores
 
 

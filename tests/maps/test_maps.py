@@ -16,7 +16,7 @@ from its2clr.cli import app
 from its2clr.cohort import Cohort
 from its2clr.errors import InputError
 from its2clr.maps.bag_panels import draw_bag, fill, panel_size, thumbnail
-from its2clr.maps.geojson import write_geojsons
+from its2clr.maps.geojson_export import write_geojsons
 from its2clr.maps.overlay import write_overlays
 from its2clr.maps.sheets import lay_out, write_maps
 from its2clr.maps.source import bag_file, models_beside, open_source

@@ -130,7 +130,7 @@ def geojson(
 
     Example: `its2clr geojson runs/mine --bag case-7 --threshold 0.5`
     """
-    from its2clr.maps.geojson import write_geojsons
+    from its2clr.maps.geojson_export import write_geojsons
     from its2clr.maps.source import open_source
 
     source = open_source(run)

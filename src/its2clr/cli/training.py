@@ -199,7 +199,7 @@ def _evaluate(stages: "Stages") -> None:
     from its2clr.engine.memory import said_peak_memory
     from its2clr.predict.model_of_run import export_model
     from its2clr.run.evaluation import evaluate
-    from its2clr.run.results import results_rows
+    from its2clr.run.results_file import results_rows
 
     results = evaluate(stages)
     if not stages.engine.is_writer:

@@ -14,7 +14,7 @@ from its2clr.experiments.plan import Job, Planner
 from its2clr.experiments.spec import Cell, Experiment
 from its2clr.files import read_json, read_metrics
 from its2clr.run.names import START
-from its2clr.run.results import training_seconds
+from its2clr.run.results_file import training_seconds
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from its2clr.predict.model_file import (
 )
 from its2clr.predict.tiling import Tiling
 from its2clr.run.names import aggregator_path, encoder_file, encoder_names
-from its2clr.run.results import measured
+from its2clr.run.results_file import measured
 from its2clr.run.scores import Model, RunScores
 
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from its2clr.errors import InputError
 from its2clr.files import write_text
-from its2clr.report import figure_data, figures, shown_tiles, tables, words
+from its2clr.report import figure_data, figures, page_tables, shown_tiles, words
 from its2clr.report.run_facts import Decisions, RunFacts, called_at_validation, collect
 from its2clr.report.run_state import FAILURE_FILE, note_failure
 from its2clr.run.names import REFINED, START, encoder_names, refinement_name
@@ -124,7 +124,7 @@ def _about(facts: RunFacts) -> dict[str, Any]:
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": __version__,
         "method": refinement_name(facts.config.refine),
-        "cohort_table": facts.attempt("The cohort", lambda: tables.cohort_table(facts)),
+        "cohort_table": facts.attempt("The cohort", lambda: page_tables.cohort_table(facts)),
         "cohort_words": words.cohort(facts),
         "command": again[0] if again else None,
         "recipe": again[1] if again else None,
@@ -140,11 +140,13 @@ def _results(facts: RunFacts, called: dict[str, Decisions]) -> dict[str, Any]:
         return {"headline": headline} | dict.fromkeys(_MEASURED)
     return {
         "headline": headline,
-        "bag_results": facts.attempt("Bag results", lambda: tables.bag_results(models)),
-        "instance_results": facts.attempt("Instance results", lambda: tables.instance_results(models)),
-        "decisions": tables.decision_table(called) if called else None,
-        "test_bags": facts.attempt("Test bags", lambda: tables.bag_table(facts, called, ["test"], "test-bags")),
-        "other_bags": facts.attempt("Bags", lambda: tables.bag_table(facts, called, ["val", "train"], "other-bags")),
+        "bag_results": facts.attempt("Bag results", lambda: page_tables.bag_results(models)),
+        "instance_results": facts.attempt("Instance results", lambda: page_tables.instance_results(models)),
+        "decisions": page_tables.decision_table(called) if called else None,
+        "test_bags": facts.attempt("Test bags", lambda: page_tables.bag_table(facts, called, ["test"], "test-bags")),
+        "other_bags": facts.attempt(
+            "Bags", lambda: page_tables.bag_table(facts, called, ["val", "train"], "other-bags")
+        ),
         "intervals": facts.attempt("Intervals", lambda: figure_data.interval_figure(models)),
         "bag_curves": facts.attempt("Bag curves", lambda: figure_data.bag_curves(models)),
         "instance_curves": facts.attempt("Instance curves", lambda: figure_data.instance_curves(models)),
@@ -170,7 +172,7 @@ def _pictures(facts: RunFacts, called: dict[str, Decisions]) -> dict[str, Any]:
         "best": best,
         "embedding": facts.attempt("The embedding map", lambda: _embedding(facts)),
         "separation": facts.attempt(
-            "Class separation", lambda: tables.separation_table(facts.results or {}, _names(facts))
+            "Class separation", lambda: page_tables.separation_table(facts.results or {}, _names(facts))
         ),
     }
 
@@ -200,10 +202,12 @@ def _training(facts: RunFacts) -> dict[str, Any]:
     health = facts.health
     return {
         "rounds_figure": facts.attempt("Rounds", lambda: figure_data.rounds(facts.rounds)) if facts.rounds else None,
-        "rounds_table": facts.attempt("Rounds", lambda: tables.rounds_table(facts.rounds)) if facts.rounds else None,
+        "rounds_table": facts.attempt("Rounds", lambda: page_tables.rounds_table(facts.rounds))
+        if facts.rounds
+        else None,
         "training_figure": facts.attempt("Training", lambda: figure_data.training(facts.metrics)),
         "training_words": words.training_words(facts.metrics),
         "health": facts.attempt("Health", lambda: words.health_checks(health, facts.config.refine)) if health else None,
         "health_warnings": list((health or {}).get("warnings", ())),
-        "timings": facts.attempt("Timings", lambda: tables.timings_table(facts)),
+        "timings": facts.attempt("Timings", lambda: page_tables.timings_table(facts)),
     }

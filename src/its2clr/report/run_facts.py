@@ -23,7 +23,7 @@ from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.files import read_json, read_metrics
 from its2clr.report.run_state import State, state_of
 from its2clr.run.names import ENCODERS, END_TO_END, REFINED, START, encoder_names
-from its2clr.run.results import describe_rounds, measured, read_rounds, rounds_health
+from its2clr.run.results_file import describe_rounds, measured, read_rounds, rounds_health
 from its2clr.run.saved import require_run_config
 from its2clr.run.scores import BAG_PREDICTIONS_FILE, PREDICTIONS_FILE, RESULTS_FILE, Model
 

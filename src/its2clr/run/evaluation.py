@@ -19,7 +19,7 @@ from its2clr.evaluation.uncertainty import summarise
 from its2clr.files import read_json, read_metrics, write_json
 from its2clr.refine.rounds import threshold_by_rule
 from its2clr.run.names import ENCODERS, REFINED, START, encoder_names
-from its2clr.run.results import (
+from its2clr.run.results_file import (
     Round,
     best_round,
     describe_cohort,

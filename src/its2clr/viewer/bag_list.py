@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from its2clr.run.results import measured
+from its2clr.run.results_file import measured
 from its2clr.run.scores import Model, RunScores
 
 SortName = Literal["bag", "score", "label", "split", "error", "disagreement"]

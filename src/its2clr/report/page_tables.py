@@ -11,7 +11,7 @@ import pandas as pd
 from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.evaluation.instances import INSTANCE_METRICS
 from its2clr.report.run_facts import Decisions, RunFacts, Scored
-from its2clr.run.results import describe_cohort, training_seconds
+from its2clr.run.results_file import describe_cohort, training_seconds
 from its2clr.wording import readable_size
 
 MOST_BAGS = 500
