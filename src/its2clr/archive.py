@@ -1,6 +1,6 @@
-"""One file of several parts: a zip archive, stored and with fixed times, so that equal content gives equal bytes.
+"""One file with several parts: an uncompressed zip archive with fixed times, so that equal content gives equal bytes.
 
-Parts are read into memory by the names that are expected; nothing is ever unpacked to disk or decompressed.
+Only parts with expected names are read, into memory; nothing is ever unpacked to disk or decompressed.
 """
 
 import zipfile
@@ -10,14 +10,14 @@ from pathlib import Path
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
 
-_LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the first time a zip archive can hold
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip archive can hold
 _READABLE = 0o644 << 16
 _UNIX = 3
 LARGEST_JSON = 16 * 2**20
 
 
 def write_archive(path: Path, parts: Mapping[str, bytes]) -> None:
-    """Write parts in their order so that the archive appears whole."""
+    """Write parts, in their order, to an archive that is never half-written."""
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
         for name, content in parts.items():
             entry = zipfile.ZipInfo(name, _LONG_AGO)
@@ -26,22 +26,22 @@ def write_archive(path: Path, parts: Mapping[str, bytes]) -> None:
 
 
 def read_archive(path: Path, names: tuple[str, ...], advice: str) -> dict[str, bytes]:
-    """Read an archive that must hold just these parts.
+    """Read an archive that must hold exactly these parts.
 
     Args:
         path: The file.
-        names: The parts.
-        advice: What to do with a damaged file.
+        names: Names of the parts.
+        advice: What the user can do if the file is damaged.
 
     Raises:
-        InputError: If it is missing, damaged, or holds anything else.
+        InputError: The file is missing or damaged, or holds anything else.
     """
     if not path.is_file():
         raise InputError(f"{path}: there is no such file")
     try:
         with zipfile.ZipFile(path) as archive:
             _check(path, archive.infolist(), names, advice)
-            return {name: archive.read(name) for name in names}  # compares check sums
+            return {name: archive.read(name) for name in names}  # compares checksums
     except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -54,11 +54,11 @@ def _check(path: Path, entries: list[zipfile.ZipInfo], names: tuple[str, ...], a
         raise InputError(f"{path}: not a model of its2clr, it has no {', '.join(missing)}; {advice}")
     if foreign := [name for name in found if name not in names]:
         listed = ", ".join(repr(name) for name in foreign[:3])
-        raise InputError(f"{path}: holds what a model does not ({listed}), so it is not read; {advice}")
+        raise InputError(f"{path}: holds parts that a model does not have ({listed}), so it is not read; {advice}")
     if len(found) > len(names):
         raise InputError(f"{path}: holds a part twice, so it is not read; {advice}")
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
             raise InputError(f"{path}: {entry.filename} is compressed, which a model never is; {advice}")
         if entry.filename.endswith(".json") and entry.file_size > LARGEST_JSON:
-            raise InputError(f"{path}: {entry.filename} has {entry.file_size} bytes, far too many; {advice}")
+            raise InputError(f"{path}: {entry.filename} is far too large ({entry.file_size} bytes); {advice}")

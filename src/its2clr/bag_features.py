@@ -12,15 +12,15 @@ from its2clr.errors import InputError
 
 
 class BagFeatures:
-    """The instances of all bags one after the other, on one device.
+    """The features of all instances, bag after bag, on one device.
 
     Args:
         features: (N, D) float32 features of all instances, bag after bag.
-        offsets: (n_bags + 1,) int64; bag b holds rows `offsets[b]` to `offsets[b + 1]`, at least one.
-        labels: (n_bags,) 0 or 1; None where unknown.
+        offsets: (n_bags + 1,) int64; bag b holds rows `offsets[b]` to `offsets[b + 1] - 1`, at least one.
+        labels: (n_bags,) 0 or 1; None if unknown.
 
     Raises:
-        InputError: if shapes disagree, a bag is empty, a feature is not finite or a label is not 0 or 1.
+        InputError: shapes disagree, a bag is empty, a feature is not finite, or a label is not 0 or 1.
     """
 
     def __init__(self, features: Tensor, offsets: Tensor, labels: Tensor | None = None) -> None:
@@ -39,11 +39,11 @@ class BagFeatures:
         labels: ArrayLike | Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> "BagFeatures":
-        """Join bags given one by one.
+        """Join bags that are given one by one.
 
         Args:
             bags: an array (K_b, D) per bag.
-            labels: one 0 or 1 per bag.
+            labels: 0 or 1 for each bag.
             device: where the features are kept.
         """
         if not len(bags):
@@ -53,7 +53,7 @@ class BagFeatures:
             if tensor.dim() != 2 or tensor.shape[1] != tensors[0].shape[-1]:
                 raise InputError(
                     f"bag {index} has features of shape {tuple(tensor.shape)}, "
-                    f"expected (instances, {tensors[0].shape[-1]}) like the first"
+                    f"expected (instances, {tensors[0].shape[-1]}) like the first bag"
                 )
         offsets = torch.tensor([0, *(len(tensor) for tensor in tensors)]).cumsum(0)
         return cls(torch.cat(tensors).to(device), offsets, None if labels is None else torch.as_tensor(labels))
@@ -76,14 +76,14 @@ class BagFeatures:
         return BagFeatures(self.features.to(device), self.offsets, self.labels)
 
     def rows(self, bag_indices: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
-        """Where the instances of some bags are in `features`.
+        """The rows of `features` that hold the instances of some bags.
 
         Args:
             bag_indices: (...,) indices of bags.
-            length: K to pad to; None: the largest of these bags.
+            length: K to pad to; None: the size of the largest of these bags.
 
         Returns:
-            (..., K) row numbers, on padding the bag's last row, and the mask (..., K), False on padding.
+            (..., K) row numbers (padding repeats the bag's last row), and the mask (..., K), False on padding.
         """
         if length is None:
             length = int(self.sizes[bag_indices.cpu().numpy()].max())
@@ -97,26 +97,26 @@ class BagFeatures:
 
         Args:
             bag_indices: (...,) indices of bags.
-            length: K to pad to; None: the largest of these bags.
+            length: K to pad to; None: the size of the largest of these bags.
 
         Returns:
-            Features (..., K, D), on padding arbitrary, and the mask (..., K), False on padding.
+            Features (..., K, D), with any values on padding, and the mask (..., K), False on padding.
         """
         rows, mask = self.rows(bag_indices, length)
         features = self.features.index_select(0, rows.reshape(-1))
         return features.reshape(*rows.shape, self.feature_dim), mask
 
     def batches(self, bags_per_batch: int, instances_per_batch: int) -> list[Tensor]:
-        """Indices of all bags in batches of similar size, so that little is padded.
+        """Indices of all bags in batches of similar size, so that there is little padding.
 
         Args:
-            bags_per_batch: most bags of a batch.
-            instances_per_batch: most instances of a batch, padding included; a larger bag comes alone.
+            bags_per_batch: largest number of bags in a batch.
+            instances_per_batch: largest number of instances in a batch, with padding; a larger bag gets its own batch.
         """
         order = np.argsort(self.sizes, kind="stable")
         starts = [0]
         for position, size in enumerate(self.sizes[order]):
-            bags = position - starts[-1] + 1  # sizes grow, so each so far is padded to this one
+            bags = position - starts[-1] + 1  # sizes grow, so all bags so far are padded to this size
             if bags > 1 and (bags > bags_per_batch or bags * size > instances_per_batch):
                 starts.append(position)
         return [torch.from_numpy(order[start:end]) for start, end in pairwise([*starts, len(order)])]
@@ -137,7 +137,7 @@ def _check(features: Tensor, offsets: Tensor, labels: Tensor | None) -> None:
         )
     if offsets.dim() != 1 or len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(features):
         raise InputError(
-            f"offsets must go from 0 to the number of instances {len(features)}, one more than there are bags"
+            f"offsets must go from 0 to {len(features)}, the number of instances, and have one value more than bags"
         )
     empty = (offsets.diff() < 1).nonzero().flatten().tolist()
     if empty:
@@ -146,11 +146,11 @@ def _check(features: Tensor, offsets: Tensor, labels: Tensor | None) -> None:
     if not finite.all():
         row = int((~finite).nonzero()[0])
         bag = int(torch.searchsorted(offsets, row, right=True)) - 1
-        raise InputError(f"bag {bag} has features that are not finite (row {row}); extract its features anew")
+        raise InputError(f"bag {bag} has features that are not finite (row {row}); extract its features again")
     if labels is None:
         return
     if labels.shape != (len(offsets) - 1,):
         raise InputError(f"expected {len(offsets) - 1} labels, one per bag, got shape {tuple(labels.shape)}")
     wrong = ((labels != 0) & (labels != 1)).nonzero().flatten().tolist()
     if wrong:
-        raise InputError(f"labels must be 0 or 1, bag {wrong[0]} has {labels[wrong[0]].item()}")
+        raise InputError(f"labels must be 0 or 1, but bag {wrong[0]} has {labels[wrong[0]].item()}")

@@ -1,4 +1,4 @@
-"""A split as training may see it, and what every training of a run shares."""
+"""A split as training may see it, and what all trainings of a run share."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,11 +15,11 @@ from its2clr.tile_store import TileStore
 
 @dataclass(frozen=True)
 class Bags:
-    """One split: tiles and bag labels, no instance labels, no test bags.
+    """One split: tiles and bag labels, but no instance labels and no test bags.
 
     Attributes:
         cohort: The bags of the split.
-        engine: Device the tiles are for.
+        engine: Says on which device the tiles are needed.
     """
 
     cohort: Cohort
@@ -42,7 +42,7 @@ class Bags:
 
     @cached_property
     def bag_ids(self) -> NDArray[np.str_]:
-        """(bags,) names."""
+        """(bags,) names of the bags."""
         return self.cohort.bags["bag_id"].to_numpy(dtype=str)
 
     @property
@@ -53,7 +53,7 @@ class Bags:
 
 @dataclass(frozen=True)
 class Context:
-    """What pretraining, refinement and end-to-end training of a run have in common.
+    """What pretraining, refinement and end-to-end training of a run all need.
 
     Attributes:
         config: All settings.
@@ -71,5 +71,5 @@ class Context:
 
     @property
     def seed(self) -> int:
-        """What every random choice is derived from."""
+        """Seed that every random choice is derived from."""
         return self.config.seed

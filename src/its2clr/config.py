@@ -12,12 +12,12 @@ Count = Annotated[int, Field(ge=1)]
 OptionValue = bool | int | float | str | None
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 FEATURES = "features"
-"""Name of the encoder, and of the recipe, where a cohort holds features instead of tiles."""
+"""Name of the encoder, and of the recipe, for a cohort that holds features instead of tiles."""
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")
-"""How a name on timm's hub begins."""
+"""A name on timm's hub begins with one of these."""
 
 MOST_FOR_ADAMW = 0.01
-"""Above this a learning rate was surely meant for SGD."""
+"""A higher learning rate was surely meant for SGD."""
 
 
 class Section(BaseModel):
@@ -29,20 +29,22 @@ class Section(BaseModel):
 class EncoderConfig(Section):
     """The feature extractor f."""
 
-    name: str = Field("resnet18", description="any timm model name; set to features where the cohort holds features")
-    options: dict[str, Any] = Field(default_factory=dict, description="passed on to timm.create_model")
+    name: str = Field("resnet18", description="name of any timm model; set to features for a cohort of features")
+    options: dict[str, Any] = Field(default_factory=dict, description="arguments for timm.create_model")
     pretrained: bool = Field(default=False, description="start from timm's pretrained weights")
     weights: str | None = Field(
         None, description="weights to start from: a file, a folder in timm's hub layout, or a hub name (hf-hub:...)"
     )
     weights_matched: Share = Field(
-        0.9, description="share of the encoder's tensors that must be in `weights`; fewer is an error"
+        0.9, description="share of the encoder's tensors that must be in `weights`; if fewer are, the run stops"
     )
-    norm: Literal["batch", "instance"] = Field("batch", description="normalisation layers of a ResNet")
+    norm: Literal["batch", "instance"] = Field("batch", description="kind of normalisation layers in a ResNet")
     mean: tuple[float, float, float] = Field(
-        (0.485, 0.456, 0.406), description="channel means in [0, 1]; default: of the weights"
+        (0.485, 0.456, 0.406), description="mean of each colour channel in [0, 1]; default: those the weights expect"
     )
-    std: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="channel deviations; as mean")
+    std: tuple[Positive, Positive, Positive] = Field(
+        (0.229, 0.224, 0.225), description="standard deviation of each colour channel; default: as for mean"
+    )
 
     @field_validator("weights")
     @classmethod
@@ -52,55 +54,63 @@ class EncoderConfig(Section):
     @model_validator(mode="after")
     def _one_start(self) -> "EncoderConfig":
         if self.pretrained and self.weights is not None:
-            raise ValueError("weights and pretrained both name weights to start from; give one of them")
+            raise ValueError("weights and pretrained both name weights to start from; set only one of them")
         return self
 
 
 class ProjectorConfig(Section):
-    """The projection head psi: two linear layers with a ReLU between."""
+    """The projection head psi: two linear layers with a ReLU between them."""
 
     hidden_dim: Count = Field(512, description="width of the hidden layer")
     output_dim: Count = Field(256, description="dimension of the embedding the contrastive loss sees")
     norm: Literal["none", "batch"] = Field(
-        "none", description="batch normalisation of the hidden layer; short trainings collapse less with it"
+        "none", description="normalisation of the hidden layer; with batch, short trainings collapse less often"
     )
 
 
 class AdapterConfig(Section):
-    """The residual adapter that is refined where a cohort holds features instead of tiles."""
+    """The residual adapter that is refined if a cohort holds features instead of tiles."""
 
     hidden_dim: Count = Field(256, description="width of the adapter's hidden layer")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="dropout on the hidden layer in training")
     feature_noise: Annotated[float, Field(ge=0)] = Field(
-        0.2, description="noise of a view, as a share of each feature's deviation over the training instances"
+        0.2, description="noise added to a view, as a share of each feature's deviation over the training instances"
     )
     feature_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.1, description="share of a view's features that are replaced by their mean"
+        0.1, description="share of a view's features that is replaced by their mean"
     )
 
 
 class ViewsConfig(Section):
     """Random views of a tile; the defaults are the paper's (appendix A.2)."""
 
-    jitter_probability: Probability = Field(0.8, description="share of tiles whose colours are jittered")
-    brightness: Annotated[float, Field(ge=0, le=1)] = Field(0.8, description="factor in [1 - b, 1 + b]")
-    contrast: Annotated[float, Field(ge=0, le=1)] = Field(0.8, description="factor in [1 - c, 1 + c]")
-    saturation: Annotated[float, Field(ge=0, le=1)] = Field(0.8, description="factor in [1 - s, 1 + s]")
-    hue: Annotated[float, Field(ge=0, le=0.5)] = Field(0.2, description="shift in [-h, h] turns")
+    jitter_probability: Probability = Field(0.8, description="share of tiles whose colours are changed")
+    brightness: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.8, description="brightness is multiplied by a factor in [1 - b, 1 + b]"
+    )
+    contrast: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.8, description="contrast is multiplied by a factor in [1 - c, 1 + c]"
+    )
+    saturation: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.8, description="saturation is multiplied by a factor in [1 - s, 1 + s]"
+    )
+    hue: Annotated[float, Field(ge=0, le=0.5)] = Field(0.2, description="hue is shifted by [-h, h] of a full turn")
     grayscale_probability: Probability = Field(0.2, description="share of tiles turned gray")
     blur_probability: Probability = Field(0.5, description="share of tiles blurred")
-    blur_kernel: Probability = Field(0.06, description="blur kernel as a share of the tile's side")
+    blur_kernel: Probability = Field(0.06, description="size of the blur kernel, as a share of the tile's side")
     blur_sigma: tuple[Positive, Positive] = Field((0.1, 2.0), description="range of the blur's sigma in pixels")
     horizontal_flip: Probability = Field(0.5, description="probability of a left-right flip")
     vertical_flip: Probability = Field(0.5, description="probability of an up-down flip")
     quarter_turn: Probability = Field(
         0.0,
-        description="probability of a quarter turn; at 0.5, with both flips at 0.5, all eight orientations are alike",
+        description="probability of a quarter turn; if it and both flips are 0.5, all orientations are equally likely",
     )
     crop_scale: tuple[Share, Share] | None = Field(
-        None, description="area range of a random resized crop; null leaves the tile whole"
+        None, description="smallest and largest share of the tile's area that a random crop keeps; null: no crop"
     )
-    crop_ratio: tuple[Positive, Positive] = Field((0.75, 4 / 3), description="aspect ratio range of the crop")
+    crop_ratio: tuple[Positive, Positive] = Field(
+        (0.75, 4 / 3), description="smallest and largest aspect ratio of the crop"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> "ViewsConfig":
@@ -112,60 +122,73 @@ class ViewsConfig(Section):
 
 
 class OptimiserConfig(Section):
-    """SGD with a learning rate that is constant or falls to zero as a cosine."""
+    """SGD with a learning rate that is constant or falls to zero along a cosine."""
 
-    learning_rate: Positive = Field(0.03, description="peak learning rate")
+    learning_rate: Positive = Field(0.03, description="highest learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="SGD momentum")
     weight_decay: Annotated[float, Field(ge=0)] = Field(1e-4, description="L2 penalty")
-    schedule: Literal["cosine", "constant"] = Field("cosine", description="course of the learning rate")
+    schedule: Literal["cosine", "constant"] = Field(
+        "cosine", description="how the learning rate changes: falls to zero along a cosine, or stays constant"
+    )
 
 
 class DinoConfig(Section):
-    """What only DINO has; the defaults are its paper's but for fewer prototypes and local views."""
+    """Settings of DINO only; the defaults are those of its paper, with fewer prototypes and local views."""
 
-    hidden_dim: Count = Field(2048, description="width of its head")
+    hidden_dim: Count = Field(2048, description="width of DINO's head")
     bottleneck_dim: Count = Field(256, description="dimension before the prototypes")
-    output_dim: Annotated[int, Field(ge=2)] = Field(4096, description="prototypes; the paper of DINO has 65536")
+    output_dim: Annotated[int, Field(ge=2)] = Field(4096, description="number of prototypes; DINO's paper has 65536")
     student_temperature: Positive = Field(0.1, description="temperature of the student")
     teacher_temperature: Positive = Field(0.04, description="temperature of the teacher; lower is sharper")
-    centre_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="of the teacher's mean output")
-    local_views: Annotated[int, Field(ge=0)] = Field(2, description="small crops of a tile beside its two views")
-    local_scale: tuple[Share, Share] = Field((0.05, 0.4), description="area range of a local crop")
+    centre_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="momentum of the teacher's mean output"
+    )
+    local_views: Annotated[int, Field(ge=0)] = Field(
+        2, description="number of small crops of a tile, besides its two views"
+    )
+    local_scale: tuple[Share, Share] = Field(
+        (0.05, 0.4), description="smallest and largest share of the tile's area that a local crop keeps"
+    )
     local_size: Count | None = Field(
-        None, description="side of local crops in pixels; null: the tile's, which every encoder takes"
+        None, description="side of local crops in pixels; null: the side of the tile, which suits every encoder"
     )
 
 
 class PretrainConfig(OptimiserConfig):
-    """The start of the encoder; the defaults are SimCLR's (paper, appendix A.2)."""
+    """How the start is made; the defaults are the paper's for SimCLR (appendix A.2)."""
 
     method: str = Field(
         "simclr",
-        description="self-supervised method: simclr, moco, byol, dino or one of a plugin; bag_labels trains tiles with "
-        "the label of their bag",
+        description="self-supervised method: simclr, moco, byol, dino or one from a plugin; or bag_labels, which "
+        "trains every tile with the label of its bag",
     )
     optimiser: Literal["sgd", "adamw"] = Field("sgd", description="adamw is for vision transformers")
     warmup_epochs: Annotated[int, Field(ge=0)] = Field(
-        0, description="epochs in which the learning rate rises from zero"
+        0, description="number of first epochs in which the learning rate rises from zero"
     )
-    epochs: Annotated[int, Field(ge=0)] = Field(600, description="passes over the training instances; 0 skips")
-    batch_size: Annotated[int, Field(ge=2)] = Field(512, description="instances per step over all processes")
+    epochs: Annotated[int, Field(ge=0)] = Field(
+        600, description="passes over the training instances; 0: no pretraining"
+    )
+    batch_size: Annotated[int, Field(ge=2)] = Field(512, description="instances per step, over all processes")
     temperature: Positive = Field(0.5, description="temperature of the contrastive loss (SimCLR, MoCo)")
     momentum_encoder: Probability | None = Field(
-        None, description="momentum of the encoder's copy; null: MoCo 0.999, BYOL 0.99 and DINO 0.996 rising to 1"
+        None,
+        description="momentum of the encoder's copy; null: MoCo 0.999; BYOL 0.99 and DINO 0.996, both rising to 1",
     )
-    queue_size: Count = Field(4096, description="embeddings of earlier steps that MoCo contrasts with")
+    queue_size: Count = Field(4096, description="number of embeddings of earlier steps that MoCo contrasts with")
     dino: DinoConfig = Field(default_factory=DinoConfig)
     check_every: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="epochs between two checks of the encoder by the validation bag AUC of a quick aggregator, which "
-        "then decide what is kept; 0: none, the last epoch is kept",
+        description="epochs between two checks; a check trains a quick aggregator and measures its validation bag AUC, "
+        "and the encoder of the best check is kept; 0: no checks, the last epoch is kept",
     )
-    check_epochs: Count = Field(20, description="epochs of the quick aggregator")
-    patience: Count | None = Field(None, description="stop after so many checks without a better one; null: never")
+    check_epochs: Count = Field(20, description="epochs for which a check trains its aggregator")
+    patience: Count | None = Field(
+        None, description="stop after this many checks without a better AUC; null: never stop early"
+    )
     views: ViewsConfig = Field(default_factory=lambda: ViewsConfig(crop_scale=(0.08, 1.0)))
     start: str | None = Field(
-        None, description="a run, or a checkpoint of its encoder, to take as the start instead of pretraining one"
+        None, description="a run, or a checkpoint of its encoder, to use as the start instead of pretraining"
     )
 
     @field_validator("start")
@@ -176,9 +199,7 @@ class PretrainConfig(OptimiserConfig):
     @model_validator(mode="after")
     def _consistent(self) -> "PretrainConfig":
         if self.optimiser == "adamw" and self.learning_rate > MOST_FOR_ADAMW:
-            raise ValueError(
-                f"learning_rate={self.learning_rate:g} is one for SGD; with optimiser=adamw set about 0.0005"
-            )
+            raise ValueError(f"learning_rate={self.learning_rate:g} suits SGD; with optimiser=adamw set about 0.0005")
         if self.warmup_epochs > self.epochs > 0:
             raise ValueError(f"warmup_epochs ({self.warmup_epochs}) is larger than epochs ({self.epochs})")
         if self.patience is not None and self.check_every == 0:
@@ -187,93 +208,104 @@ class PretrainConfig(OptimiserConfig):
 
 
 class AggregatorTraining(Section):
-    """Which aggregator, and how it is trained; the defaults are the paper's for Camelyon16."""
+    """Which aggregator is used and how it is trained; the defaults are the paper's for Camelyon16."""
 
-    name: str = Field("dsmil", description="aggregator, one of `its2clr.aggregators.aggregator_names()`")
-    options: dict[str, OptionValue] = Field(default_factory=dict, description="options of that aggregator")
-    epochs: int = Field(350, ge=1, description="most passes over the training bags")
+    name: str = Field("dsmil", description="name of the aggregator, one of `its2clr.aggregators.aggregator_names()`")
+    options: dict[str, OptionValue] = Field(default_factory=dict, description="options of this aggregator")
+    epochs: int = Field(350, ge=1, description="largest number of passes over the training bags")
     learning_rate: float = Field(2e-4, gt=0.0, description="Adam's learning rate at the start")
     weight_decay: float = Field(5e-3, ge=0.0, description="Adam's L2 penalty")
     betas: tuple[Beta, Beta] = Field((0.5, 0.9), description="Adam's decay rates of the moments")
     scheduler: Literal["step", "cosine", "constant"] = Field(
         "step",
-        description="learning rate by epoch: multiplied by gamma every step_size, cosine to 0, or constant",
+        description="learning rate: multiplied by gamma every step_size epochs, a cosine down to 0, or constant",
     )
     step_size: int = Field(75, ge=1, description="epochs between two steps of the step scheduler")
     gamma: float = Field(0.5, gt=0.0, le=1.0, description="factor of the step scheduler")
-    bags_per_step: int = Field(1, ge=1, description="bags of one optimiser step")
+    bags_per_step: int = Field(1, ge=1, description="bags per optimiser step")
     balanced: bool = Field(
         default=False,
-        description="draw as many positive as negative bags each epoch, the rarer ones repeatedly",
+        description="draw as many positive as negative bags in each epoch; bags of the rarer class are repeated",
     )
     patience: int | None = Field(
         default=None,
         ge=1,
-        description="stop a seed after so many epochs without a better validation; null: never",
+        description="stop a seed after this many epochs without a better validation result; null: never stop early",
     )
 
 
 class LoraSettings(Section):
-    """Low-rank adaptation of some linear layers; needs peft."""
+    """Low-rank adaptation (LoRA) of some linear layers; needs peft."""
 
-    rank: Count = Field(8, description="rank of the changes")
-    alpha: Count = Field(16, description="the changes are scaled by alpha / rank")
+    rank: Count = Field(8, description="rank of the weight changes")
+    alpha: Count = Field(16, description="the weight changes are scaled by alpha / rank")
     targets: list[str] = Field(
-        ["attn.qkv", "attn.proj"], min_length=1, description="layers, by the ends of their names"
+        ["attn.qkv", "attn.proj"], min_length=1, description="layers to change, given by the ends of their names"
     )
 
 
 class RefineConfig(OptimiserConfig):
     """Algorithm 1: iterative, self-paced supervised contrastive refinement."""
 
-    learning_rate: Positive = Field(0.01, description="peak learning rate")
+    learning_rate: Positive = Field(0.01, description="highest learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD momentum")
-    epochs: Count = Field(50, description="T: refinement epochs")
-    batch_size: Annotated[int, Field(ge=4)] = Field(512, description="instances per step over all processes")
-    steps_per_epoch: Count | None = Field(None, description="null: training instances / batch_size, rounded up")
+    epochs: Count = Field(50, description="T: number of refinement epochs")
+    batch_size: Annotated[int, Field(ge=4)] = Field(512, description="instances per step, over all processes")
+    steps_per_epoch: Count | None = Field(
+        None, description="steps per epoch; null: training instances / batch_size, rounded up"
+    )
     temperature: Positive = Field(0.07, description="temperature of the supervised contrastive loss")
     threshold: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.3, description="eta: probability above which an instance is pseudo-positive"
     )
     threshold_rule: Literal["fixed", "negative_bags"] = Field(
         "fixed",
-        description="eta as set; or where false_positive_rate of the instances of negative validation bags pass it",
+        description="fixed: use `threshold`; negative_bags: set it so that a share false_positive_rate of the "
+        "instances of negative validation bags pass it",
     )
     false_positive_rate: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.02, description="share of known negatives that may pass the threshold, with threshold_rule=negative_bags"
+        0.02, description="with threshold_rule=negative_bags: share of known negatives that may pass the threshold"
     )
     reader: AggregatorTraining | None = Field(
-        None, description="aggregator whose instance scores become pseudo labels; null: the run's own"
+        None, description="aggregator whose instance scores become pseudo labels; null: the run's own aggregator"
     )
-    positive_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="p_+: share of positive anchors")
-    initial_ratio: Share = Field(0.2, description="r_0: most confident share used after the warm-up")
-    final_ratio: Share = Field(0.8, description="r_T: most confident share used at the last epoch")
+    positive_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="p_+: share of positives in a batch"
+    )
+    initial_ratio: Share = Field(
+        0.2, description="r_0: share of the most confident pseudo labels used right after the warm-up"
+    )
+    final_ratio: Share = Field(0.8, description="r_T: share of the most confident pseudo labels used in the last epoch")
     warmup_epochs: Annotated[int, Field(ge=0)] = Field(
-        15, description="T_warm-up: epochs with anchors from one clean pool only"
+        15, description="T_warm-up: number of first epochs in which all anchors come from one pool, see warmup_anchors"
     )
     warmup_anchors: Literal["negative", "positive"] = Field(
         "negative",
-        description="anchors in the warm-up: negative-bag instances, or pseudo-positives (ablation)",
+        description="anchors in the warm-up: instances of negative bags, or pseudo-positives (an ablation)",
     )
-    refresh_every: Count = Field(5, description="epochs between pseudo-label updates")
+    refresh_every: Count = Field(5, description="epochs between two rounds, which may replace the pseudo labels")
     objective: str = Field(
-        "supervised_contrastive", description="what the encoder learns from the labels; cross_entropy is a baseline"
+        "supervised_contrastive", description="loss that trains the encoder on the labels; cross_entropy is a baseline"
     )
     labels: Literal["pseudo", "ground_truth"] = Field(
-        "pseudo", description="ground_truth finetunes with the true instance labels: an upper bound, not the method"
+        "pseudo", description="pseudo: the method; ground_truth: finetune with the true instance labels, an upper bound"
     )
-    iterative: bool = Field(default=True, description="replace pseudo labels when validation AUC allows it")
+    iterative: bool = Field(
+        default=True, description="replace the pseudo labels in every round that passes the gate; false: keep the first"
+    )
     self_paced: bool = Field(
-        default=True, description="warm-up, then only the most confident share; false uses every pseudo label"
+        default=True,
+        description="true: warm-up, then only the most confident share; false: every pseudo label from epoch 1",
     )
     aggregator_seeds: Count = Field(
-        1, description="aggregators trained per update; pseudo labels are their mean probability"
+        1, description="number of readers trained in a round; their mean probability makes the pseudo labels"
     )
     freeze_until: str | None = Field(
-        None, description="last block of the encoder that is not trained, nor any before it; null: all are trained"
+        None, description="freeze all blocks of the encoder up to and including this one; null: train all"
     )
     lora: LoraSettings | None = Field(
-        None, description="train low-rank changes of a transformer's layers instead of its weights; null: the weights"
+        None,
+        description="train low-rank changes to a transformer's layers instead of its weights; null: train the weights",
     )
     corrections: str | None = Field(
         None, description="folder of GeoJSON files, one per bag, that mark tiles as truly positive or negative"
@@ -285,20 +317,24 @@ class RefineConfig(OptimiserConfig):
         if self.warmup_epochs > self.epochs:
             raise ValueError(f"warmup_epochs ({self.warmup_epochs}) is larger than epochs ({self.epochs})")
         if self.freeze_until is not None and self.lora is not None:
-            raise ValueError("freeze_until and lora: with lora all weights of the encoder are frozen; set one of them")
+            raise ValueError(
+                "freeze_until and lora exclude each other, since lora freezes the whole encoder; set one of them"
+            )
         return self
 
 
 class EndToEndConfig(OptimiserConfig):
     """Encoder and aggregator trained together on whole bags, with Adam: a baseline of the paper."""
 
-    learning_rate: Positive = Field(1e-4, description="peak learning rate")
+    learning_rate: Positive = Field(1e-4, description="highest learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="decay rate of Adam's first moment")
-    start: Literal["pretrained", "scratch"] = Field("pretrained", description="weights the encoder starts from")
+    start: Literal["pretrained", "scratch"] = Field(
+        "pretrained", description="start from pretrained weights or from scratch"
+    )
     epochs: Count = Field(50, description="passes over the training bags")
-    bags_per_step: Count = Field(1, description="bags per step over all processes")
+    bags_per_step: Count = Field(1, description="bags per step, over all processes")
     tiles_per_pass: Annotated[int, Field(ge=2)] = Field(
-        128, description="most tiles whose activations are in memory at once; the gradient is that of whole bags"
+        128, description="largest number of tiles whose activations are in memory at once; gradients are of whole bags"
     )
     views: ViewsConfig = Field(default_factory=ViewsConfig)
 
@@ -306,32 +342,36 @@ class EndToEndConfig(OptimiserConfig):
 class EvaluationConfig(Section):
     """How the frozen models are measured."""
 
-    retrainings: Count = Field(5, description="aggregators trained anew per encoder; mean and deviation over them")
-    bootstrap: Count = Field(1000, description="resamples of the bags for 95% intervals")
+    retrainings: Count = Field(
+        5, description="aggregators trained per encoder; results are the mean and deviation over them"
+    )
+    bootstrap: Count = Field(1000, description="number of resamples of the bags for 95% intervals")
 
 
 class EngineConfig(Section):
-    """Device and precision."""
+    """Device, precision and memory."""
 
-    accelerator: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
+    accelerator: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one, else the CPU")
     precision: Literal["auto", "32-true", "bf16-mixed"] = Field(
         "auto", description="auto: bf16-mixed on a GPU, 32-true on a CPU"
     )
-    extract_batch_size: Count = Field(512, description="instances per forward pass at extraction")
+    extract_batch_size: Count = Field(512, description="instances per forward pass when features are extracted")
     tiles: Literal["auto", "gpu", "memory", "disk"] = Field(
-        "auto", description="where decoded tiles are kept; auto: the first of GPU, host memory, disk with room"
+        "auto", description="where decoded tiles are kept; auto: the first of GPU, host memory and disk that has room"
     )
-    tile_folder: str | None = Field(None, description="folder of tiles decoded to disk; null: in the cohort")
+    tile_folder: str | None = Field(None, description="folder for tiles that are kept on disk; null: inside the cohort")
     record_steps: bool = Field(
-        default=True, description="on a GPU, make views in one kernel and replay training steps as CUDA graphs"
+        default=True,
+        description="on a GPU: make views in one kernel, and record training steps as CUDA graphs to replay them",
     )
     compile: Literal["auto", "always", "never"] = Field(
-        "auto", description="compile the network before training; auto: on a GPU, where the training is long enough"
+        "auto",
+        description="compile the network before training; auto: on a GPU, if the training is long enough to gain time",
     )
 
 
 class RunConfig(Section):
-    """Everything a run is made of; saved as config.yaml in its directory."""
+    """All settings of a run; saved as config.yaml in its folder."""
 
     seed: int = Field(0, description="seed of every random choice")
     encoder: EncoderConfig = Field(default_factory=EncoderConfig)
@@ -344,7 +384,8 @@ class RunConfig(Section):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     plugins: list[str] = Field(
-        default_factory=list, description="Python files or modules that register aggregators or objectives"
+        default_factory=list,
+        description="Python files or modules that register aggregators, objectives or pretraining methods",
     )
 
     @field_validator("plugins")

@@ -1,4 +1,4 @@
-"""Files that appear whole: written beside their place, then renamed."""
+"""Files that are never half-written: they are written under a temporary name, then renamed."""
 
 import hashlib
 import json
@@ -24,13 +24,13 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file so that it appears whole."""
+    """Write a text file that is never half-written."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write JSON, indented, so that it appears whole."""
+    """Write indented JSON to a file that is never half-written."""
     write_text(path, json.dumps(value, indent=2, allow_nan=True) + "\n")
 
 
@@ -40,13 +40,13 @@ def read_json(path: str | Path) -> Any:
 
 
 def remove_half_written(folder: str | Path) -> None:
-    """Remove what a killed process left beside the files it was writing."""
+    """Remove temporary files that a killed process left behind."""
     for path in Path(folder).rglob(".*.part"):
         path.unlink(missing_ok=True)
 
 
 def hash_files(*paths: Path) -> str:
-    """Short hash of the content of files."""
+    """Short hash of the content of some files."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.read_bytes())
@@ -54,7 +54,7 @@ def hash_files(*paths: Path) -> str:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """What a run logged in metrics.jsonl, epoch by epoch; the line that a killed run was writing is left out."""
+    """What a run logged in metrics.jsonl, epoch by epoch; a line that a killed run left incomplete is skipped."""
     path = run / "metrics.jsonl"
     entries = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():

@@ -1,4 +1,4 @@
-"""Aggregators and objectives of the user's own: files or modules that register them, imported before names are used."""
+"""The user's own aggregators, objectives and pretraining methods: files or modules that register them when imported."""
 
 import importlib
 import importlib.util
@@ -10,7 +10,7 @@ from its2clr.errors import InputError
 
 
 def import_plugins(plugins: Sequence[str]) -> None:
-    """Import each plugin once; what it registers is then known by name.
+    """Import each plugin once; settings can then use the names it registers.
 
     Args:
         plugins: Python files (`mine.py`) or importable modules (`lab.aggregators`).
@@ -38,7 +38,7 @@ def _import_file(path: Path) -> None:
     if known is not None:
         if known.__file__ == str(path):
             return
-        raise InputError(f"plugins: two files are named {path.name}: {known.__file__} and {path}; rename one")
+        raise InputError(f"plugins: two files have the name {path.name}: {known.__file__} and {path}; rename one")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""Things that settings choose by name: one registry each for aggregators, objectives and pretraining methods."""
+"""A registry of things that settings choose by name: aggregators, objectives, pretraining methods."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -12,11 +12,11 @@ Registered = TypeVar("Registered")
 
 
 class Registry(Generic[T]):
-    """Things of one kind by name. Those of the package are imported when they are first asked for.
+    """Things of one kind by name. Built-in ones are imported when first used.
 
     Args:
-        kind: What they are called in messages: "aggregator".
-        built_in: Name and module of each that the package brings; importing the module registers it.
+        kind: Their name in messages, such as "aggregator".
+        built_in: Name and module of each built-in one; importing the module registers it.
 
     Example:
         >>> colours: Registry[int] = Registry("colour", {})
@@ -31,18 +31,18 @@ class Registry(Generic[T]):
         self._known: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Decorator that makes a class or function available under a name; for the package and for plugins alike.
+        """Decorator that makes a class or function available under a name; the package and plugins both use it.
 
         Raises:
-            InputError: Another one has that name.
+            InputError: The name is already taken.
         """
 
         def add(thing: Registered) -> Registered:
             taken = self._known.get(name)
             if taken is not None and _origin(taken) != _origin(thing):
-                raise InputError(f"there is a{_n(self._kind)} {self._kind} named {name!r} already: {_origin(taken)}")
+                raise InputError(f"a{_n(self._kind)} {self._kind} named {name!r} already exists: {_origin(taken)}")
             if taken is None and self._built_in.get(name, _module(thing)) != _module(thing):
-                raise InputError(f"{name!r} is the name of a{_n(self._kind)} {self._kind} of its2clr; choose another")
+                raise InputError(f"its2clr has a{_n(self._kind)} {self._kind} named {name!r}; choose another name")
             self._known[name] = thing  # type: ignore[assignment]
             return thing
 
@@ -57,10 +57,10 @@ class Registry(Generic[T]):
 
         Args:
             name: The name.
-            also: What else the setting takes, for the message.
+            also: What else the setting accepts, for the message.
 
         Raises:
-            InputError: Nothing is; the message names the closest.
+            InputError: The name is unknown; the message gives the closest one.
         """
         if name not in self._known:
             if name not in self._built_in:

@@ -1,4 +1,4 @@
-"""Random generators derived from names, so that nothing random needs to be saved to resume a run."""
+"""Random generators derived from names, so that a run can resume without saving any random state."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ import torch
 
 
 def derive_seed(*keys: int | str) -> int:
-    """A 63-bit seed from the run's seed and what it is for, e.g. `derive_seed(0, "refine", epoch, rank)`."""
+    """A 63-bit seed from the run's seed and a purpose, e.g. `derive_seed(0, "refine", epoch, rank)`."""
     digest = hashlib.sha256("/".join(str(key) for key in keys).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 

@@ -1,4 +1,4 @@
-"""Settings put together from a recipe and `key=value` overrides; an unknown key is answered with the closest one."""
+"""Makes settings from a recipe and `key=value` overrides; the error for an unknown key gives the closest known one."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(recipe: str | Path) -> dict[str, Any]:
-    """Read a recipe of the package by name, or a YAML file of the user's by path."""
+    """Read a built-in recipe by name, or the user's YAML file by path."""
     if str(recipe) in recipe_names():
         text = resources.files("its2clr.recipes").joinpath(f"{recipe}.yaml").read_text(encoding="utf-8")
     elif Path(recipe).is_file():
@@ -30,7 +30,7 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
             raise InputError(f"recipe {recipe}: not a text file ({error})") from error
     else:
         hint = did_you_mean(str(recipe), recipe_names(), else_list=True)
-        raise InputError(f"no recipe named {str(recipe)!r}{hint}; give one of these or a .yaml file")
+        raise InputError(f"no recipe named {str(recipe)!r}{hint}; give the name of a recipe or a .yaml file")
     try:
         values = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -48,12 +48,12 @@ def resolve_config(
     """Make a checked config from a recipe and overrides.
 
     Args:
-        recipe: Name of a packaged recipe or path of a YAML file; None takes the defaults (the paper's).
+        recipe: Name of a built-in recipe or path of a YAML file; None: the defaults (the paper's).
         overrides: `["refine.epochs=20", ...]` as typed after `--set`, or a mapping of dotted keys to values.
         base: Settings to start from instead of a recipe.
 
     Raises:
-        InputError: A key is unknown (the closest known one is named) or a value is not allowed.
+        InputError: A key is unknown (the message gives the closest known one), or a value is not allowed.
     """
     values = read_recipe(recipe) if recipe is not None else base or {}
     for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides):
@@ -62,7 +62,7 @@ def resolve_config(
 
 
 def validate_config(values: Mapping[str, Any], where: str) -> RunConfig:
-    """Check a mapping of settings; `where` names its origin in the error."""
+    """Check a mapping of settings; `where` says in the error where they come from."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -71,11 +71,11 @@ def validate_config(values: Mapping[str, Any], where: str) -> RunConfig:
 
 
 PRECISION = "engine.precision"
-"""The one setting of the engine that a run keeps."""
+"""The only engine setting that cannot change within a run."""
 
 
 def config_difference(old: RunConfig, new: RunConfig) -> list[str]:
-    """Settings that differ, one `key: old -> new` each; how and where it is computed does not count."""
+    """Settings that differ, one `key: old -> new` each; engine settings except the precision do not count."""
     left, right = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
     keys = sorted(key for key in left.keys() | right.keys() if not key.startswith("engine.") or key == PRECISION)
     return [f"{k}: {left.get(k)!r} -> {right.get(k)!r}" for k in keys if left.get(k) != right.get(k)]

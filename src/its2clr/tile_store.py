@@ -1,6 +1,6 @@
-"""Decoded tiles, gathered by index: on the GPU when they fit, else in host memory, else in a file mapped into memory.
+"""Decoded tiles, gathered by index: on the GPU if they fit, else in host memory, else in a file mapped into memory.
 
-Nothing is decoded in a training step. Which of the three it is depends on size and free memory, or on `engine.tiles`;
+No training step decodes anything. Size and free memory, or the setting `engine.tiles`, decide which of the three it is;
 the log says which.
 """
 
@@ -30,14 +30,14 @@ GPU_SHARE = 0.5
 HOST_SHARE = 0.6
 """Share of the available host memory that tiles may take."""
 SPLITS_KEPT = 3
-"""Splits an engine with a memory keeps decoded: those of one cohort."""
+"""How many decoded splits an engine with a memory keeps: those of one cohort."""
 
 
 class TileStore:
     """All tiles of a cohort as uint8, or their features.
 
     Args:
-        images: (N, 3, S, S) uint8, or features (N, D) float32, wherever they are.
+        images: (N, 3, S, S) uint8, or features (N, D) float32, on any device.
     """
 
     def __init__(self, images: Tensor) -> None:
@@ -45,7 +45,7 @@ class TileStore:
 
     @classmethod
     def from_cohort(cls, cohort: Cohort, engine: Engine) -> "TileStore":
-        """Decode a cohort's tiles in parallel; or take them from the engine's memory, where it keeps some."""
+        """Decode a cohort's tiles in parallel, or take them from the engine's memory if they are there."""
         key = (cohort.path.resolve(), tuple(cohort.bags["bag_id"]))
         if engine.memory is not None and key in engine.memory:
             kept: TileStore = engine.memory[key]
@@ -62,7 +62,7 @@ class TileStore:
 
     @property
     def side(self) -> int:
-        """Pixels along a side; 1 of features."""
+        """Side of a tile in pixels; 1 for features."""
         return self.images.shape[-1] if self.images.dim() == 4 else 1
 
     def gather(self, rows: Tensor, device: torch.device) -> Tensor:
@@ -71,20 +71,20 @@ class TileStore:
         return batch.to(device, non_blocking=True)
 
     def feed(self, batch_size: int, device: torch.device) -> "Feed":
-        """Gives the device one batch after the other."""
+        """Brings one batch after another to the device."""
         return Feed(self.images, batch_size, device)
 
 
 class Feed:
-    """Brings the tiles of one step after the other to one fixed place on the device.
+    """Brings the tiles of one step after another to a fixed place on the device.
 
-    Where the store is on the device already, that place is the store itself and nothing moves. From host memory or a
-    mapped file the tiles of the next steps are gathered by a thread and copied while the device works on this one.
+    If the store is already on the device, that place is the store itself and nothing is copied. From host memory or a
+    mapped file, a thread gathers the tiles of the next steps and copies them while the device works on this step.
 
     Args:
         images: (N, 3, S, S) uint8 or (N, D) float32, the store.
         batch_size: Tiles per step.
-        device: Where they are wanted.
+        device: Device that needs the tiles.
 
     Attributes:
         tiles: (M, 3, S, S) uint8 on the device: the store, or the tiles of the step.
@@ -104,7 +104,7 @@ class Feed:
         self._rows = torch.arange(batch_size, device=device)
 
     def __call__(self, indices: Tensor) -> Iterator[Tensor]:
-        """Rows of `tiles` for each step, valid until the next is asked for.
+        """Rows of `tiles` for each step, valid until the next step.
 
         Args:
             indices: (steps, batch_size) rows of the store, on the device.
@@ -124,9 +124,9 @@ class Feed:
 
         def gather(step: int) -> Tensor:
             slot = step % 2
-            copied[slot].synchronize()  # what was here before is on the device
+            copied[slot].synchronize()  # the previous content of this slot is on the device
             place = self._gathered[slot]
-            # numpy: in a thread, torch starts a team of threads for every gather, which takes longer than the gather
+            # numpy, because in a thread torch starts more threads for every gather, which takes longer than the gather
             np.take(store, indices[step], axis=0, out=place.flatten(1).numpy(), mode="clip")
             return place
 
@@ -146,10 +146,10 @@ class Feed:
 
 
 def choose_tier(nbytes: int, engine: Engine) -> Tier:
-    """Where decoded tiles of a size go: the fastest place with room, or the one that `engine.tiles` names.
+    """Where to keep this many bytes of decoded tiles: the fastest place with room, or the one `engine.tiles` names.
 
     Raises:
-        InputError: The GPU is asked for, and there is none.
+        InputError: `engine.tiles` names the GPU, but there is none.
     """
     if engine.tiles == "gpu" and engine.device.type != "cuda":
         raise InputError("engine.tiles=gpu, but the run is on a CPU; use auto, memory or disk")
@@ -161,7 +161,7 @@ def choose_tier(nbytes: int, engine: Engine) -> Tier:
 
 
 def available_memory() -> float:
-    """Bytes of host memory that can be had without swapping; unlimited where the system does not say."""
+    """Bytes of host memory that are available without swapping; infinite if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -187,7 +187,7 @@ def _decoded(cohort: Cohort, engine: Engine) -> Tensor:
 
 
 def mapped_file(cohort: Cohort, engine: Engine) -> Path:
-    """The file of a cohort's decoded tiles, written by the first process when it is not there yet."""
+    """The file of a cohort's decoded tiles; the first process writes it if it does not exist yet."""
     bags = hashlib.sha256("\n".join(cohort.bags["bag_id"]).encode()).hexdigest()[:12]
     of_cohort = hash_files(cohort.path / "bags.csv", cohort.path / "cohort.json")[:12]
     folder = Path(engine.tile_folder) if engine.tile_folder is not None else cohort.path / "decoded"

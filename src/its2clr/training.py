@@ -1,7 +1,7 @@
 """Contrastive training over batches of indices: one step (views, forward pass, loss, optimiser), and one epoch of them.
 
-On a GPU a step is recorded once as a CUDA graph and replayed, which launches its thousand kernels at once; nothing in
-an epoch waits for the device. Long trainings compile the network first.
+On a GPU a step is recorded once as a CUDA graph; a replay launches its thousand kernels at once, and nothing in an
+epoch waits for the device. Long trainings compile the network first.
 """
 
 import math
@@ -31,7 +31,7 @@ class Batches:
 
     Attributes:
         indices: (steps, B) rows of the tile store.
-        labels: (steps, B) pseudo labels, or None where the objective needs none.
+        labels: (steps, B) pseudo labels, or None if the objective needs none.
         anchors: (steps, B) whether a row is an anchor, or None.
     """
 
@@ -48,12 +48,12 @@ class Batches:
 
 @dataclass(frozen=True)
 class LocalCrops:
-    """Views of small parts of the tiles, which the network gets as a second argument.
+    """Views of small parts of the tiles; the network gets them as a second argument.
 
     Attributes:
-        count: Of each tile.
-        scale: Range of their area, as a share of the tile's.
-        size: Their side in pixels; None: the tile's.
+        count: Number of crops of each tile.
+        scale: Smallest and largest area of a crop, as a share of the tile's area.
+        size: Side of a crop in pixels; None: the side of the tile.
     """
 
     count: int
@@ -63,7 +63,7 @@ class LocalCrops:
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What an epoch found."""
+    """Loss, spread and speed of an epoch."""
 
     loss: float
     spread: float
@@ -72,19 +72,19 @@ class EpochResult:
 
 
 class TrainingStep:
-    """One step of a stage; made once, so that what was compiled and recorded serves every epoch.
+    """One step of a stage; made once, so that every epoch uses the same compiled network and recording.
 
     Args:
         network: f and a head; set up here, trained in place.
         tiles: Decoded tiles.
         objective: The loss; gathers over processes itself.
         config: Optimiser and views.
-        batch_size: Tiles per step over all processes.
-        steps: Steps the whole training will take.
+        batch_size: Tiles per step, over all processes.
+        steps: Number of steps of the whole training.
         engine: Device and processes.
-        crops: Further views of each tile; None: there are the two views only.
-        records: Whether the step may be recorded and the network compiled: what they do neither looks at values nor
-            moves what it keeps.
+        crops: More views of each tile; None: the two views only.
+        records: Whether the step may be recorded and the network compiled. This requires that they neither look at
+            values nor move what they keep.
 
     Attributes:
         network: The network as it was set up.
@@ -124,13 +124,13 @@ class TrainingStep:
         self._recorded = Recorded(self._step, [self.views.generator])
 
     def batches(self, indices: Tensor) -> Iterator[Tensor]:
-        """Bring the tiles of every step, (steps, B) rows of the store, to the device; gives the rows to call with."""
+        """Bring the tiles of every step, (steps, B) rows of the store, to the device; yields the rows to call with."""
         return self._feed(indices)
 
     def __call__(
         self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None, rate: float
     ) -> tuple[Tensor, Tensor]:
-        """Train on the tiles of a step; gives loss and embeddings, valid until the next step."""
+        """Train on the tiles of a step; returns loss and embeddings, valid until the next step."""
         for group in self.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -166,9 +166,9 @@ def train_epoch(
         step: The step of this stage.
         batches: Rows, pseudo labels and anchors of every step.
         learning_rates: One per step.
-        keys: Seed, stage and epoch: what the random views are derived from.
+        keys: Seed, stage and epoch; the random views are derived from them.
         after_step: Called after every step with its number in the epoch, from 0.
-        spread_of: How far the embeddings of the last step are spread.
+        spread_of: Measures how far the embeddings of the last step are spread.
 
     Raises:
         TrainingError: The loss is not a number.
@@ -192,21 +192,20 @@ def train_epoch(
             if after_step is not None:
                 after_step(number)
             progress.advance()
-    spread = spread_of(embeddings)  # waits for the device, so the time below is that of the work
+    spread = spread_of(embeddings)  # waits for the device, so the time below includes all its work
     seconds = time.perf_counter() - started
     engine.share_buffers(step.network)
     mean_loss, mean_spread = engine.mean_over_processes(losses.mean(), spread)
     if not math.isfinite(mean_loss):
         raise TrainingError(
             f"{keys[1]}: the loss became {mean_loss} in epoch {keys[2]}. Lower {keys[1]}.learning_rate or raise "
-            f"{keys[1]}.temperature; with bf16, try engine.precision=32-true. Start a new run directory with the new "
-            "settings."
+            f"{keys[1]}.temperature; with bf16, try engine.precision=32-true. New settings need a new run folder."
         )
     return EpochResult(mean_loss, mean_spread, batches.indices.numel() / seconds, seconds)
 
 
 def cosine_or_constant(config: OptimiserConfig, epoch: int, epochs: int, steps: int) -> list[float]:
-    """Learning rate of every step of an epoch (counted from 0); the cosine falls to zero after the last step."""
+    """Learning rate of every step of an epoch (counted from 0); the cosine reaches zero after the last step."""
     if config.schedule == "constant":
         return [config.learning_rate] * steps
     return [
@@ -224,9 +223,9 @@ def warmed_up(rates: list[float], epoch: int, warmup_epochs: int) -> list[float]
 
 
 def make_optimiser(network: nn.Module, config: OptimiserConfig, engine: Engine) -> torch.optim.Optimizer:
-    """SGD as in the paper, or AdamW, over all that is not frozen.
+    """SGD as in the paper, or AdamW, for all weights that are not frozen.
 
-    The step sets its learning rate, which for a recorded step must be a tensor.
+    `TrainingStep` sets the learning rate; for a recorded step it must be a tensor.
     """
     records = engine.records_steps
     rate = torch.tensor(config.learning_rate, device=engine.device) if records else config.learning_rate

@@ -50,7 +50,7 @@ def test_these_are_usable() -> None:
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in USABLE])
 def test_others_are_refused_with_a_reason(name: str) -> None:
-    with pytest.raises(InputError, match=r"needs (a graph|the places|a variational|prototypes)|loss needs"):
+    with pytest.raises(InputError, match=r"needs (a graph|the places|its own variational|prototypes)|loss needs"):
         create_aggregator(name, FEATURES)
 
 

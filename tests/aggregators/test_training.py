@@ -242,20 +242,20 @@ def test_saved_aggregators_come_back_equal(tmp_path):
 
 
 def test_load_refuses_other_files(tmp_path):
-    with pytest.raises(InputError, match="no file"):
+    with pytest.raises(InputError, match="no such file"):
         TrainedAggregators.load(tmp_path / "missing")
     (tmp_path / "text").write_text("not tensors")
-    with pytest.raises(InputError, match="no safetensors file"):
+    with pytest.raises(InputError, match="not a safetensors file"):
         TrainedAggregators.load(tmp_path / "text")
 
 
 def test_refuses_what_cannot_be_trained():
     config = AggregatorTraining(name="max", epochs=1)
-    with pytest.raises(InputError, match=r"validation bags need both classes, got 0 positive of 3"):
+    with pytest.raises(InputError, match=r"validation bags must hold both classes, but 0 of 3 are positive"):
         train_aggregators(config, TRAIN, VALIDATION.subset([0, 2, 4]), [0])
     with pytest.raises(InputError, match="validation bags have no labels"):
         train_aggregators(config, TRAIN, BagFeatures(VALIDATION.features, VALIDATION.offsets), [0])
-    with pytest.raises(InputError, match="seeds"):
+    with pytest.raises(InputError, match="no seed twice"):
         train_aggregators(config, TRAIN, VALIDATION, [1, 1])
     huge = BagFeatures(TRAIN.features * 1e37, TRAIN.offsets, TRAIN.labels)
     with pytest.raises(TrainingError, match="not finite in epoch 1"):

@@ -51,7 +51,7 @@ def test_a_killed_run_resumed_equals_an_uninterrupted_one(tiny_cohort, tmp_path,
     kill_in_refinement(command("fit", tiny_cohort, "--out", killed, *tiny_settings(), processes=processes), killed, 3)
     assert not (killed / "results.json").exists()
     result = its2clr("fit", tiny_cohort, "--out", killed, *tiny_settings(), processes=processes)
-    assert "refine: going on after epoch" in result.stdout
+    assert "refine: continuing after epoch" in result.stdout
 
     one, other = (json.loads((run / "results.json").read_text()) for run in (whole, killed))
     assert one.pop("seconds").keys() == other.pop("seconds").keys()  # how long it took is not the same

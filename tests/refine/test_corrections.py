@@ -96,7 +96,7 @@ def test_contradictions_are_said(train, tmp_path):
     write(tmp_path / "e", bag_id, squares(place, side, "Confirm negative"))
     with pytest.raises(InputError, match="nothing is marked in the 1 files"):
         read_corrections(tmp_path / "e", train, lambda _: None)
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         read_corrections(tmp_path / "d", train, lambda _: None)
 
 
@@ -108,7 +108,7 @@ def test_corrections_of_test_bags_are_not_used(train, tiny_cohort, tmp_path):
     write(tmp_path, other, marks)
     said = []
     assert (read_corrections(tmp_path, train, said.append) >= 0).sum() == 1
-    assert f"not used, not named like a training bag: {other}.geojson" in said[0]
+    assert f"not used, as not named like a training bag: {other}.geojson" in said[0]
 
 
 @pytest.mark.parametrize("ratio", [0.2, 1.0])

@@ -66,7 +66,7 @@ def test_parts_of_a_sequence_are_blocks_and_positions_stand_before_all():
     ("make", "settings", "message"),
     [
         (resnet, {"freeze_until": "layer9"}, r"no block 'layer9'; it has conv1, bn1.*layer1.0"),
-        (resnet, {"freeze_until": "layer4"}, "nothing of the encoder is left to train"),
+        (resnet, {"freeze_until": "layer4"}, "leaves nothing of the encoder to train"),
         (resnet, {"lora": LoraSettings()}, r"no linear layer.*attn.qkv.*none: LoRA is for transformers"),
         (vit, {"lora": LoraSettings(targets=["attn.q"])}, r"named attn.q; it has attn.proj, attn.qkv, mlp.fc1"),
     ],

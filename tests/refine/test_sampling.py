@@ -54,5 +54,5 @@ def test_same_generator_same_batches():
 @pytest.mark.parametrize("empty", ["negative_bag", "pseudo_positive"])
 def test_an_empty_pool_is_said(empty):
     pools = POOLS._replace(**{empty: np.empty(0, dtype=np.int64)})
-    with pytest.raises(TrainingError, match="both kinds"):
+    with pytest.raises(TrainingError, match="both positive and negative instances"):
         draw(pools=pools, warmup_anchors="negative")

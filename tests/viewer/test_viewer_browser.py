@@ -387,7 +387,7 @@ def test_a_clicked_instance_shows_tile_scores_and_neighbours(served, watched):
 def test_the_page_comes_back_as_it_was(served, watched):
     number, name = first_of(served, "train")
     epoch = served.viewer.scores.rounds[0]
-    page = watched.open(f"{served.address}#bag={number}&instance=3&round={epoch}&model=simclr%2Bdsmil")
+    page = watched.open(f"{served.address}#bag={number}&instance=3&round={epoch}&model=start%2Bdsmil")
     wait_for_bag(page, name)
     assert page.inner_text("#shown") == f"round after epoch {epoch}"
     assert page.input_value("#model") == "start+dsmil"

@@ -1,4 +1,4 @@
-"""Aggregators: from the features of a bag's instances to a bag prediction, and their training."""
+"""Aggregators predict a bag from the features of its instances; this package holds them and their training."""
 
 from its2clr.aggregators.base import Aggregator, BagOutput, aggregator_names, create_aggregator, register
 

@@ -1,4 +1,4 @@
-"""Attention-based MIL: a bag is the weighted mean of its instances, of their features or of their probabilities."""
+"""Attention-based MIL: a bag is the weighted mean of its instances' features, or of their probabilities."""
 
 import itertools
 from typing import Annotated
@@ -11,7 +11,7 @@ from its2clr.aggregators.base import Aggregator, BagOutput, Dropout, logit_of_me
 
 HiddenDim = Annotated[int | None, Field(ge=1, description="width of the attention; None: the feature dimension")]
 Widths = Annotated[
-    tuple[Annotated[int, Field(ge=1)], ...], Field(description="widths of layers that come first; empty: none")
+    tuple[Annotated[int, Field(ge=1)], ...], Field(description="widths of layers before the attention; empty: none")
 ]
 
 
@@ -20,7 +20,7 @@ class AttentionScores(nn.Module):
 
     $$s_k = w^\top \tanh(V h_k), \qquad \text{gated: } s_k = w^\top (\tanh(V h_k) \odot \sigma(U h_k))$$
 
-    V and U carry biases as in the authors' code; a bias of w would cancel in the softmax.
+    V and U have biases, as in the authors' code; a bias of w would cancel in the softmax.
 
     Args:
         feature_dim: number D of features of an instance.
@@ -50,15 +50,15 @@ class AttentionMIL(Aggregator):
     $$g_\varphi(H) = \varphi\Big(\sum_k a_k h_k\Big), \qquad
       a_k = \frac{\exp(w^\top \tanh(V h_k))}{\sum_j \exp(w^\top \tanh(V h_j))}$$
 
-    with a logistic bag classifier $\varphi$; the logit of instance k is $\varphi$'s on $h_k$ alone.
+    with a logistic bag classifier $\varphi$; the logit of instance k is that of $\varphi$ on $h_k$ alone.
 
     Args:
         feature_dim: number D of features of an instance.
         hidden_dim: width l of the attention; None: D, as in the paper.
         gated: use the gated attention of Ilse et al.
         dropout: dropout on the features in training, and after each layer of the embedding.
-        embedding: widths of ReLU layers that every instance passes first, as Ilse et al. have them over ready-made
-            features (256, 128, 64); empty: the features as they are.
+        embedding: widths of ReLU layers that every instance passes first; for ready-made features, Ilse et al. use
+            (256, 128, 64); empty: no layers.
     """
 
     def __init__(

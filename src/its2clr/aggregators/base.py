@@ -1,4 +1,4 @@
-"""The contract every aggregator keeps, and the registry that makes one from its name."""
+"""The contract of all aggregators, and the registry that makes one from its name."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from its2clr.registry import Registry
 from its2clr.wording import did_you_mean
 
 Dropout = Annotated[float, Field(ge=0.0, lt=1.0, description="share of values dropped in training")]
-"""An option that several aggregators have."""
+"""An option of several aggregators."""
 
 
 class BagOutput(NamedTuple):
@@ -23,10 +23,9 @@ class BagOutput(NamedTuple):
 
     Attributes:
         bag_logit: (B,) logit of the probability that the bag is positive.
-        instance_logits: (B, K) logits of the instances; -inf where there is only padding.
-        attention: (B, K) weights that sum to one over a bag's instances, 0 on padding; None where the
-            aggregator has none.
-        loss: scalar, the aggregator's own loss where it was given the labels; None otherwise.
+        instance_logits: (B, K) logits of the instances; -inf on padding.
+        attention: (B, K) weights that sum to one over a bag's instances, 0 on padding; None if the aggregator has none.
+        loss: scalar, the aggregator's own loss if it was given the labels; None otherwise.
     """
 
     bag_logit: Tensor
@@ -36,21 +35,21 @@ class BagOutput(NamedTuple):
 
 
 class Aggregator(nn.Module, ABC):
-    """Base of all aggregators; a new one implements `aggregate` and, if need be, `loss`.
+    """Base of all aggregators; a new one implements `aggregate` and, if needed, `loss`.
 
-    A bag gives the same answer alone and padded in a batch, whatever stands in the padded rows: `forward`
-    zeroes these rows before `aggregate` sees them, and blanks their logits and attention after it. What is
-    left to `aggregate` is never to choose, attend to or average a position whose mask is False.
+    A bag gives the same answer alone and padded in a batch, whatever values the padded rows hold: `forward` zeroes
+    these rows before `aggregate` sees them, and masks their logits and attention afterwards. `aggregate` itself must
+    never choose, attend to or average a position whose mask is False.
 
-    `aggregate` and `loss` run under `torch.func.vmap`, so they have no control flow that depends on values
-    and change no argument in place; unless `stackable` is false, then seeds run one after the other.
+    `aggregate` and `loss` run under `torch.func.vmap`, so they must have no control flow that depends on values and
+    must change no argument in place. If `stackable` is false, seeds run one after the other and this does not apply.
 
     Args:
         feature_dim: number D of features of an instance.
 
     Attributes:
         stackable: whether several seeds can run as one, under vmap and recorded as CUDA graphs.
-        takes_labels: whether `forward` takes the labels in training, to give a loss of its own.
+        takes_labels: whether `forward` takes the labels in training, to return its own loss.
     """
 
     stackable: ClassVar[bool] = True
@@ -67,10 +66,10 @@ class Aggregator(nn.Module, ABC):
 
         Args:
             features: (B, K, D) instance features, padded to the same K.
-            mask: (B, K) True for real instances, at least one per bag; None when all are real.
+            mask: (B, K) True for real instances, at least one per bag; None if all are real.
 
         Returns:
-            The bags' logits, the instances' logits and the attention.
+            Logits of the bags and of the instances, and the attention.
         """
         if features.dim() != 3 or features.shape[-1] != self.feature_dim:
             raise InputError(
@@ -105,7 +104,7 @@ class Aggregator(nn.Module, ABC):
         """Mean binary cross-entropy of the bag predictions.
 
         Args:
-            output: what `forward` gave.
+            output: what `forward` returned.
             labels: (B,) 0 or 1.
 
         Returns:
@@ -144,7 +143,7 @@ def create_aggregator(name: str, feature_dim: int, **options: Any) -> Aggregator
         **options: keyword arguments of that aggregator.
 
     Raises:
-        InputError: for an unknown name, an unknown option or an option's unfit value.
+        InputError: the name or an option is unknown, or the value of an option is not allowed.
     """
     if name.startswith("torchmil:"):
         from its2clr.aggregators.torchmil_models import create_torchmil
@@ -157,16 +156,16 @@ def create_aggregator(name: str, feature_dim: int, **options: Any) -> Aggregator
 def checked_options(
     name: str, cls: type[nn.Module], options: Mapping[str, Any], hidden: Sequence[str]
 ) -> dict[str, Any]:
-    """Options of an aggregator, checked by the annotations of its constructor.
+    """Options of an aggregator, checked against the annotations of its constructor.
 
     Args:
-        name: of the aggregator, for messages.
+        name: name of the aggregator, for messages.
         cls: its class.
-        options: those given.
-        hidden: arguments of the constructor that are no options.
+        options: the given options.
+        hidden: arguments of the constructor that are not options.
 
     Raises:
-        InputError: for an unknown option or an option's unfit value.
+        InputError: an option is unknown, or its value is not allowed.
     """
     known = [option for option in inspect.signature(cls).parameters if option not in hidden]
     hints = get_type_hints(cls.__init__, include_extras=True)
@@ -188,12 +187,12 @@ def checked_options(
 def logit_of_mean_probability(logits: Tensor, log_weights: Tensor) -> Tensor:
     r"""Logit of $p = \sum_k w_k \sigma(z_k)$ for weights that sum to one.
 
-    Both $\log p$ and $\log(1 - p)$ are sums of positive terms in log space, so nothing cancels or saturates
-    however large the logits are.
+    Both $\log p$ and $\log(1 - p)$ are sums of positive terms in log space, so nothing cancels or saturates, even for
+    very large logits.
 
     Args:
         logits: (..., K) finite logits z.
-        log_weights: (..., K) log w, -inf for what does not count.
+        log_weights: (..., K) log w, -inf for entries that do not count.
 
     Returns:
         (...,) $\log p - \log(1 - p)$.

@@ -1,4 +1,4 @@
-"""DS-MIL: a max-pooling stream finds the critical instance, a second stream attends to what resembles it."""
+"""DS-MIL: a max-pooling stream finds the critical instance; a second stream attends to instances that resemble it."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ LossWeight = Annotated[float, Field(ge=0.0, description="weight of the max strea
 
 @register("dsmil")
 class DSMIL(Aggregator):
-    r"""Dual-stream MIL (Li et al. 2021), the paper's own aggregator.
+    r"""Dual-stream MIL (Li et al. 2021), the aggregator the paper uses.
 
     With instance logits $z_k = u^\top h_k + c$, critical instance $m = \arg\max_k z_k$, queries
     $q_k = Q(h_k)$ of 128 values and values $v_k = v(h_k)$:
@@ -28,8 +28,8 @@ class DSMIL(Aggregator):
 
     Args:
         feature_dim: number D of features of an instance.
-        nonlinear: queries by Linear-ReLU-Linear-Tanh as in the authors' code; False: by one linear map.
-        passing_value: values by Dropout-Linear-ReLU; False: the features themselves.
+        nonlinear: make queries by Linear-ReLU-Linear-Tanh, as in the authors' code; False: by one linear map.
+        passing_value: make values by Dropout-Linear-ReLU; False: the values are the features.
         value_dropout: the dropout of `passing_value`.
         dropout: dropout on the features in training.
         loss_weight: weight lambda of the max stream's loss; the paper searches [0.1, 5].

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from its2clr.aggregators.base import Aggregator, BagOutput, Dropout, logit_of_mean_probability, register
 
 Ratio = Annotated[float, Field(gt=0.0, le=1.0, description="share of a bag's instances that is averaged")]
-Sharpness = Annotated[float, Field(gt=0.0, description="1: odds add up; large: the largest instance alone counts")]
+Sharpness = Annotated[
+    float, Field(gt=0.0, description="1: the odds of instances add up; large: only the largest instance counts")
+]
 
 
 @register("max")
@@ -53,7 +55,7 @@ class TopKPooling(Aggregator):
     def __init__(self, feature_dim: int, *, ratio: Ratio = 0.1) -> None:
         super().__init__(feature_dim)
         self.ratio = ratio
-        # 0.1 * 30 must be 3 on every device: a ratio of integers has no rounding to spoil the ceiling.
+        # 0.1 * 30 must be 3 on every device; a ratio of integers has no rounding error that the ceiling would raise.
         self._fraction = Fraction(ratio).limit_denominator(1_000_000)
         self.instance_classifier = nn.Linear(feature_dim, 1)
 
@@ -82,10 +84,10 @@ class SmoothMax(Aggregator):
 
     $$z_k = u^\top h_k + c, \qquad z^\mathrm{bag} = \frac{1}{\beta} \log \sum_k \exp(\beta z_k)$$
 
-    With $\beta = 1$ the odds of the bag are the sum of the odds of its instances, which is what rare, independent
-    positives amount to. Every instance gets a gradient in proportion to its share of the odds, where a maximum trains
-    on one instance per bag and attention may put its weight elsewhere than its classifier: the instance scores are
-    worth thresholding.
+    With $\beta = 1$ the odds of the bag are the sum of the odds of its instances, which fits rare, independent
+    positives. Every instance gets a gradient in proportion to its share of the odds, so a threshold on instance scores
+    makes sense. A maximum, in contrast, trains one instance per bag; attention and classifier may favour different
+    instances.
 
     Args:
         feature_dim: number D of features of an instance.

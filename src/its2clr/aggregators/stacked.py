@@ -1,9 +1,9 @@
-"""Aggregators of several seeds run as one: their parameters stacked, `torch.func.vmap` over the seeds.
+"""Aggregators of several seeds run as one: their parameters are stacked, and `torch.func.vmap` runs over the seeds.
 
-A step of an aggregator is some hundred tiny kernels: on a GPU, launching them takes far longer than running them. So a
-step is recorded as a CUDA graph, which launches them all at once. It needs fixed shapes, so bags are padded to one of a
-few lengths: a padded bag gives the same answer (the contract of `Aggregator`). Each shape is recorded when it first
-comes.
+A step of an aggregator is some hundred tiny kernels. On a GPU, launching them takes far longer than running them, so a
+step is recorded as a CUDA graph, which launches them all at once. A graph needs fixed shapes, so bags are padded to one
+of a few lengths; a padded bag gives the same answer (the contract of `Aggregator`). Each shape is recorded when it
+first occurs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from its2clr.bag_features import BagFeatures
 from its2clr.engine.graphs import Recorded
 from its2clr.seeds import derive_seed
 
-# Bounds of one forward pass without gradients: features gathered, and features times seeds.
+# Limits of one forward pass without gradients: number of feature values gathered, and that number times seeds.
 BATCH_VALUES = 2**22
 PASS_VALUES = 2**26
 
@@ -33,7 +33,7 @@ class StackedOutput(NamedTuple):
 
 
 def build(name: str, options: Mapping[str, Any], feature_dim: int, seed: int = 0) -> Aggregator:
-    """Create an aggregator on the CPU, initialised from its own seed; the global random state is kept."""
+    """Create an aggregator on the CPU, initialised from its own seed; the global random state does not change."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that would reseed the accelerators too.
         torch.default_generator.manual_seed(derive_seed(seed, "aggregator"))
@@ -54,10 +54,10 @@ def stack(modules: Sequence[Aggregator], device: torch.device) -> tuple[dict[str
 def stacked_loss(
     template: Aggregator, state: Mapping[str, Tensor], features: Tensor, mask: Tensor, labels: Tensor
 ) -> Tensor:
-    """Losses (S,) of S aggregators, each on bags of its own.
+    """Losses (S,) of S aggregators, each on its own bags.
 
     Args:
-        template: an aggregator of the kind, whose own parameters are not used.
+        template: an aggregator of this kind; its own parameters are not used.
         state: its parameters and buffers, stacked (S, ...).
         features: (S, B, K, D).
         mask: (S, B, K).
@@ -69,7 +69,7 @@ def stacked_loss(
         output: BagOutput = functional_call(template, state, (features, mask, *more))
         return template.loss(output, labels)
 
-    if len(features) == 1:  # one seed needs no stacking, and is faster without
+    if len(features) == 1:  # one seed needs no stacking and is faster without it
         alone = {name: tensor.squeeze(0) for name, tensor in state.items()}  # a view, forward and backward
         return single(alone, features[0], mask[0], labels[0])[None]
     if not template.stackable:
@@ -116,15 +116,15 @@ def bag_outputs(
     """What S aggregators say about the bags of a pass.
 
     Args:
-        template: an aggregator of the kind.
+        template: an aggregator of this kind.
         state: its parameters and buffers, stacked.
         bags: the bags.
         part: which of them.
-        instances: whether the instances are asked for; if not, what is said of them may be nothing.
+        instances: whether instance logits are needed; if not, they may be zeros.
 
     Returns:
-        Loss (S,), zero without labels; bag logits (S, B); instance logits (S, B, K); attention (S, B, K) where there
-        is one.
+        Loss (S,), zero without labels; bag logits (S, B); instance logits (S, B, K); attention (S, B, K) if there is
+        one.
     """
     features = bags.features[part.rows]  # (B, K, D)
 
@@ -136,7 +136,7 @@ def bag_outputs(
         return (loss, *(tensor for tensor in output[:3] if tensor is not None))
 
     if not template.stackable:
-        # Copies: the last bits of a result depend on where in memory a view begins.
+        # Copies, because the last bits of a result depend on where in memory a view begins.
         alone = ({name: tensor.clone() for name, tensor in one.items()} for one in unstack(state))
         return tuple(torch.stack(parts) for parts in zip(*map(single, alone), strict=True))
     seeds = len(next(iter(state.values())))
@@ -151,7 +151,7 @@ def bag_outputs(
 def evaluate(
     template: Aggregator, state: Mapping[str, Tensor], bags: BagFeatures, bags_per_batch: int = 64
 ) -> StackedOutput:
-    """Outputs of S aggregators, without dropout, for all bags; the loss too where the bags have labels."""
+    """Outputs of S aggregators, without dropout, for all bags; with the loss if the bags have labels."""
     template.eval()
     seeds = len(next(iter(state.values())))
     bag_logit = bags.features.new_empty(seeds, len(bags))
@@ -176,12 +176,12 @@ SHORTEST = 16
 
 
 class TrainingStep:
-    """Forward, backward and optimiser step for some bags of each seed.
+    """Forward pass, backward pass and optimiser step for some bags of each seed.
 
     Args:
-        template: Aggregator of the kind.
+        template: An aggregator of this kind.
         state: Stacked parameters and buffers.
-        optimiser: Of the parameters; must be capturable on a GPU.
+        optimiser: Optimiser of the parameters; must be capturable on a GPU.
         bags: Labelled training bags.
     """
 
@@ -193,7 +193,7 @@ class TrainingStep:
         self._recorded: dict[tuple[int, ...], Recorded[Tensor]] = {}
 
     def __call__(self, chosen: Tensor, length: int) -> Tensor:
-        """Train on bags (S, B), of at most `length` instances; gives the losses (S,), valid until the next step."""
+        """Train on bags (S, B) of at most `length` instances; returns the losses (S,), valid until the next step."""
         if not self._records:
             return self._step(chosen, length=length)
         length = padded_length(length)
@@ -224,8 +224,8 @@ class ValidationPass:
     """Bag logits and loss of all validation bags, without dropout.
 
     Args:
-        template: Aggregator of the kind.
-        state: Stacked parameters and buffers; looked at anew in every pass.
+        template: An aggregator of this kind.
+        state: Stacked parameters and buffers; every pass uses their current values.
         bags: Labelled validation bags.
     """
 

@@ -1,9 +1,9 @@
 """Models of torchmil as aggregators: `torchmil:ABMIL`, `torchmil:TransMIL`, and so on.
 
-They see one bag at a time and without padding, so a bag gives the same answer alone and in a batch whether or not the
-model knows masks; and seeds are trained one after the other (`stackable` is false). A model is trained with its own
-losses. Instance scores are the model's where it has a classifier of instances; attention says how much an instance
-counts but not for what, so of other models they are the bag prediction for the instance alone.
+They see one bag at a time, without padding, so a bag gives the same answer alone and in a batch even if the model does
+not support masks. Seeds are trained one after the other (`stackable` is false). A model is trained with its own losses.
+If it has an instance classifier, that gives the instance scores. Otherwise the score of an instance is the bag
+prediction for that instance alone: attention says how much an instance counts, but not for which label.
 """
 
 import inspect
@@ -21,22 +21,22 @@ from its2clr.wording import did_you_mean
 
 PREFIX = "torchmil:"
 INSTANCE_CLASSIFIERS = ("DSMIL",)
-"""Models whose `predict(return_inst_pred=True)` gives logits of instances."""
+"""Models whose `predict(return_inst_pred=True)` returns instance logits."""
 ATTENTION = ("ABMIL", "CLAM_SB", "TransformerABMIL")
-"""Models whose `predict(return_inst_pred=True)` gives attention before its softmax."""
+"""Models whose `predict(return_inst_pred=True)` returns attention before the softmax."""
 _ASKS_FOR_MASK = ("DTFDMIL",)
 _NOT_OPTIONS = ("in_shape", "feat_ext", "criterion")
 _NEEDS = {"adj": "a graph of each bag (`adj`)", "coords": "the places of the instances (`coords`)"}
 _REFUSED = {
-    "IIBMIL": "its instance loss needs prototypes that a training loop of its own must update (`update_prototypes`)",
-    "VAEABMIL": "it needs a variational autoencoder of its own as feature extractor",
+    "IIBMIL": "its instance loss needs prototypes that only its own training loop updates (`update_prototypes`)",
+    "VAEABMIL": "it needs its own variational autoencoder as feature extractor",
 }
 _ALONE = 4096
-"""Instances that are predicted alone in one pass."""
+"""How many single instances are predicted in one pass."""
 
 
 def torchmil_names() -> list[str]:
-    """Names of the models that can be used, with their prefix, sorted; none without torchmil."""
+    """Sorted names of the usable models, with their prefix; none if torchmil is not installed."""
     try:
         models = _models()
     except InputError:
@@ -45,10 +45,10 @@ def torchmil_names() -> list[str]:
 
 
 def create_torchmil(name: str, feature_dim: int, options: Mapping[str, Any]) -> "TorchmilAggregator":
-    """Make the aggregator of a name like `torchmil:ABMIL`.
+    """Make the aggregator with a name like `torchmil:ABMIL`.
 
     Raises:
-        InputError: torchmil is not installed, has no such model, the model needs more than features, or an option is
+        InputError: torchmil is not installed or has no such model, the model needs more than features, or an option is
             wrong.
     """
     wanted = name.removeprefix(PREFIX)
@@ -58,7 +58,7 @@ def create_torchmil(name: str, feature_dim: int, options: Mapping[str, Any]) -> 
         raise InputError(f"unknown aggregator {name!r}{did_you_mean(wanted, models)} (torchmil has: {known})")
     refusal = _refusal(wanted, models[wanted])
     if refusal is not None:
-        raise InputError(f"aggregator {name!r} cannot be used here: {refusal}; usable: {', '.join(torchmil_names())}")
+        raise InputError(f"aggregator {name!r} cannot be used: {refusal}; use one of {', '.join(torchmil_names())}")
     checked = checked_options(name, models[wanted], options, _NOT_OPTIONS)
     try:
         model = models[wanted](in_shape=(feature_dim,), **checked)
@@ -93,7 +93,7 @@ class TorchmilAggregator(Aggregator):
         found = [self._bag_loss(bag[kept], label) for bag, kept, label in bags]
         return BagOutput(
             bag_logit=torch.stack([logit for logit, _ in found]),
-            instance_logits=torch.zeros_like(features[..., 0]),  # not asked for when it is trained
+            instance_logits=torch.zeros_like(features[..., 0]),  # not needed in training
             attention=None,
             loss=torch.stack([loss for _, loss in found]).mean(),
         )
@@ -111,7 +111,7 @@ class TorchmilAggregator(Aggregator):
         return BagOutput(torch.stack(logits), torch.stack(instances), attention)
 
     def loss(self, output: BagOutput, labels: Tensor) -> Tensor:
-        """The model's own loss where it was given the labels; otherwise the cross-entropy of the bag predictions."""
+        """The model's own loss if it was given the labels; otherwise the cross-entropy of the bag predictions."""
         return super().loss(output, labels) if output.loss is None else output.loss
 
     def _bag_loss(self, bag: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,7 +144,7 @@ class TorchmilAggregator(Aggregator):
 
     @contextmanager
     def _numpy_draws(self) -> Iterator[None]:
-        """Some models draw from numpy's global generator: the same at every prediction, as seeded in training."""
+        """Some models draw from numpy's global generator: seed it for training, and fix it for predictions."""
         state = np.random.get_state()  # noqa: NPY002
         np.random.seed(int(torch.randint(2**31, ())) if self.training else 0)  # noqa: NPY002
         try:
@@ -154,7 +154,7 @@ class TorchmilAggregator(Aggregator):
 
 
 def _spread(values: Tensor, rows: Tensor, length: int) -> Tensor:
-    """Values of a bag's instances at their rows of the padded bag, zero elsewhere."""
+    """Values of a bag's instances in their rows of the padded bag; zero elsewhere."""
     return values.new_zeros(length).index_copy(0, rows, values)
 
 
@@ -162,12 +162,12 @@ def _models() -> dict[str, type[nn.Module]]:
     """The models of torchmil by name.
 
     Raises:
-        InputError: It is not installed.
+        InputError: torchmil is not installed.
     """
     try:
         from torchmil import models
     except ImportError as error:
-        raise InputError(f"aggregators of torchmil need it: pip install 'its2clr[torchmil]' ({error})") from error
+        raise InputError(f"this aggregator needs torchmil: pip install 'its2clr[torchmil]' ({error})") from error
     return {
         name: value
         for name, value in vars(models).items()
@@ -181,5 +181,5 @@ def _refusal(name: str, model: type[nn.Module]) -> str | None:
         return _REFUSED[name]
     for argument in inspect.signature(model.forward).parameters:
         if argument in _NEEDS:
-            return f"it needs {_NEEDS[argument]}, and aggregators are given features alone"
+            return f"it needs {_NEEDS[argument]}, but aggregators get only features"
     return None

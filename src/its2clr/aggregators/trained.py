@@ -1,4 +1,4 @@
-"""Trained aggregators of several seeds: predictions, modules, and one file on disk."""
+"""Trained aggregators of several seeds: their predictions, their modules, and their file on disk."""
 
 import json
 from collections.abc import Mapping
@@ -34,13 +34,13 @@ class EpochRecord(TypedDict):
 
 
 class Predictions(NamedTuple):
-    """What S aggregators predict for n_bags bags with N instances, instances in the bags' flat order.
+    """What S aggregators predict for n_bags bags with N instances, bag after bag.
 
     Attributes:
         bag_probability: (S, n_bags) float64.
         instance_probability: (S, N) float32.
-        instance_logit: (S, N) float32; ranks instances whose probability has saturated.
-        attention: (S, N) float32, sums to one over a bag; None where the aggregator has none.
+        instance_logit: (S, N) float32; ranks even instances whose probability is rounded to 0 or 1.
+        attention: (S, N) float32, sums to one over a bag; None if the aggregator has none.
     """
 
     bag_probability: NDArray[np.float64]
@@ -59,7 +59,7 @@ class TrainedAggregators:
         feature_dim: number of features of an instance.
         seeds: the S seeds.
         validation_auc: (S,) bag-level AUC at the best epoch.
-        best_epoch: (S,) epochs trained until then, from 1.
+        best_epoch: (S,) that epoch, counted from 1.
         history: one record per epoch.
         state: parameters and buffers, stacked (S, ...).
     """
@@ -90,12 +90,12 @@ class TrainedAggregators:
         """Predict bags and their instances, on the device of the bags.
 
         Args:
-            bags: the bags; labels are not looked at.
-            bags_per_batch: most bags of one forward pass; fewer are taken where bags are large.
+            bags: the bags; their labels are ignored.
+            bags_per_batch: largest number of bags in one forward pass; with large bags, fewer are used.
         """
         if bags.feature_dim != self.feature_dim:
             raise InputError(
-                f"the aggregators were trained on {self.feature_dim} features, these bags have {bags.feature_dim}"
+                f"the aggregators were trained on {self.feature_dim} features, but these bags have {bags.feature_dim}"
             )
         unlabelled = BagFeatures(bags.features, bags.offsets) if bags.labels is not None else bags
         template = build(self.name, self.options, self.feature_dim)
@@ -128,19 +128,19 @@ class TrainedAggregators:
         """Read what `save` wrote, onto the CPU.
 
         Raises:
-            InputError: if the file is missing or is no such file.
+            InputError: the file is missing or holds something else.
         """
         path = Path(path)
         if not path.is_file():
-            raise InputError(f"there is no file {path}")
+            raise InputError(f"{path}: there is no such file")
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         except SafetensorError as error:
-            raise InputError(f"{path} is no safetensors file, or is cut short: {error}") from error
+            raise InputError(f"{path}: not a safetensors file, or incomplete: {error}") from error
         if metadata.get("format") != FILE_FORMAT:
-            raise InputError(f"{path} holds no trained aggregators (expected format {FILE_FORMAT!r})")
+            raise InputError(f"{path}: holds no trained aggregators (expected format {FILE_FORMAT!r})")
         description = json.loads(metadata["aggregators"])
         return cls(
             name=description["name"],

@@ -1,4 +1,4 @@
-"""Training of aggregators: several seeds at once, each as if it were alone, selected on validation bags."""
+"""Training of aggregators: several seeds at once, each with the same result as alone, selected on validation bags."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +27,10 @@ def train_aggregators(
 ) -> TrainedAggregators:
     """Train one aggregator per seed, all at once, and keep each at its best epoch.
 
-    The seeds share nothing but the machine: each has its own initial parameters, bag order, best epoch and
-    patience, so its result is the one it has when trained alone (with dropout, the draws depend on which
-    seeds are trained together). The best epoch is the one with the highest bag-level AUC on the validation
-    bags, among equals the one with the lowest validation loss. The global random state is neither used nor
-    changed.
+    The seeds are independent: each has its own initial parameters, bag order, best epoch and patience, so it gives the
+    same result as when trained alone (except with dropout, whose draws depend on which seeds are trained together). The
+    best epoch is the one with the highest bag-level AUC on the validation bags; of equal ones, the one with the lowest
+    validation loss. The global random state is neither used nor changed.
 
     Args:
         config: the aggregator and its training.
@@ -41,8 +40,8 @@ def train_aggregators(
         progress: called after every epoch.
 
     Raises:
-        InputError: if the bags do not fit together or do not hold both classes.
-        TrainingError: if a loss is no longer finite.
+        InputError: the bags do not fit together or do not hold both classes.
+        TrainingError: a loss is no longer finite.
     """
     _check(train, validation, seeds)
     modules = [build(config.name, config.options, train.feature_dim, seed) for seed in seeds]
@@ -50,7 +49,7 @@ def train_aggregators(
     state, parameter_names = stack(modules, train.device)
     parameters = [state[name].requires_grad_() for name in parameter_names]
     on_gpu = train.device.type == "cuda"
-    # Adam works element by element: one over the stacked parameters equals one per seed.
+    # Adam works element by element, so one Adam over the stacked parameters equals one per seed.
     optimizer = torch.optim.Adam(
         parameters,
         lr=torch.tensor(config.learning_rate, device=train.device) if on_gpu else config.learning_rate,
@@ -105,7 +104,7 @@ def train_aggregators(
 
 
 def aggregator_seeds(seed: int, count: int) -> list[int]:
-    """Seeds of a run's aggregators; the same in every round, so that rounds differ by their features alone."""
+    """Seeds of a run's aggregators; the same in every round, so that rounds differ only by their features."""
     return [derive_seed(seed, "aggregator", number) % 2**31 for number in range(count)]
 
 
@@ -114,10 +113,10 @@ def draw_bags(labels: NDArray[np.int64], generator: np.random.Generator, balance
 
     Args:
         labels: (n_bags,) 0 or 1.
-        generator: where the randomness comes from.
-        balanced: each bag of the more frequent class comes once, those of the rarer one as often as is
-            needed for as many draws, no bag more than once oftener than another of its class. Otherwise
-            every bag comes once.
+        generator: source of randomness.
+        balanced: if true, each bag of the more frequent class is drawn once, and bags of the rarer class are repeated
+            until there are as many. The numbers of draws of two bags of a class differ by at most one. If false, every
+            bag is drawn once.
     """
     if not balanced:
         return generator.permutation(len(labels))
@@ -130,7 +129,7 @@ def draw_bags(labels: NDArray[np.int64], generator: np.random.Generator, balance
 
 
 def bag_aucs(labels: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float64]:
-    """AUC of each row of scores (S, bags), all at once: the share of pairs in the right order, ties one half."""
+    """AUC of each row of scores (S, bags): the share of pairs in the right order; ties count one half."""
     positive = labels == 1
     positives, negatives = int(positive.sum()), int((~positive).sum())
     ranks: NDArray[np.float64] = rankdata(scores, axis=1)[:, positive].sum(axis=1)
@@ -168,7 +167,7 @@ class _Selection:
         return not self.active.any()
 
     def update(self, record: EpochRecord, state: dict[str, Tensor]) -> None:
-        """Take over the seeds that are better now; a seed that has run out of patience stays as it is."""
+        """Keep the seeds that are better now; a seed that has run out of patience stays as it is."""
         auc, loss = np.array(record["validation_auc"]), np.array(record["validation_loss"])
         better = self.active & ((auc > self.auc) | ((auc == self.auc) & (loss < self.loss)))
         self.auc[better], self.loss[better], self.epoch[better] = auc[better], loss[better], record["epoch"]
@@ -182,7 +181,7 @@ class _Selection:
 
 @contextmanager
 def _own_random_state(device: torch.device, seeds: Sequence[int]) -> Iterator[None]:
-    """Dropout draws from generators seeded here; what the caller's generators held is put back."""
+    """Seed the global generators for dropout; afterwards restore the caller's state."""
     seed = derive_seed(*seeds, "aggregator dropout")
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)
@@ -207,20 +206,20 @@ def _labels(bags: BagFeatures) -> NDArray[np.int64]:
 
 def _check(train: BagFeatures, validation: BagFeatures, seeds: Sequence[int]) -> None:
     if not seeds or len(set(seeds)) != len(seeds):
-        raise InputError(f"seeds must be given and differ, got {list(seeds)}")
+        raise InputError(f"give at least one seed, and no seed twice; got {list(seeds)}")
     for part, bags in (("training", train), ("validation", validation)):
         if bags.labels is None:
             raise InputError(f"the {part} bags have no labels")
         positives = int(bags.labels.sum())
         if positives in {0, len(bags)}:
             raise InputError(
-                f"the {part} bags need both classes, got {positives} positive of {len(bags)}; "
+                f"the {part} bags must hold both classes, but {positives} of {len(bags)} are positive; "
                 "assign bags of the missing class to this split"
             )
     if train.feature_dim != validation.feature_dim or train.device != validation.device:
         raise InputError(
-            f"training bags have {train.feature_dim} features on {train.device}, "
-            f"validation bags {validation.feature_dim} on {validation.device}; they must agree"
+            f"training bags have {train.feature_dim} features on {train.device}, but validation bags have "
+            f"{validation.feature_dim} on {validation.device}; they must be the same"
         )
 
 

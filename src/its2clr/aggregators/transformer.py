@@ -1,4 +1,4 @@
-"""Transformer: instances look at each other in a few light blocks, then attention-based MIL."""
+"""Transformer: instances attend to each other in a few light blocks; attention-based MIL follows."""
 
 from typing import Annotated, Any
 
@@ -12,18 +12,18 @@ from its2clr.aggregators.base import Aggregator, BagOutput, Dropout, register
 from its2clr.errors import InputError
 
 Count = Annotated[int, Field(ge=1)]
-MlpRatio = Annotated[float, Field(gt=0.0, description="width of a block's MLP over the feature dimension")]
+MlpRatio = Annotated[float, Field(gt=0.0, description="width of a block's MLP, divided by the feature dimension")]
 
 
 class TransformerBlock(nn.Module):
-    r"""One block, normalised inside the residual branches.
+    r"""One block, with layer norm inside the residual branches.
 
     $$H' = \mathrm{MSA}(\mathrm{LN}(H)) + H, \qquad H = \mathrm{MLP}(\mathrm{LN}(H')) + H'$$
 
     Args:
         feature_dim: number D of features.
-        heads: number of attention heads; divides D.
-        mlp_ratio: width of the MLP's hidden layer, over D.
+        heads: number of attention heads; must divide D.
+        mlp_ratio: width of the MLP's hidden layer, divided by D.
     """
 
     def __init__(self, feature_dim: int, heads: int, mlp_ratio: float) -> None:
@@ -31,7 +31,7 @@ class TransformerBlock(nn.Module):
         self.heads = heads
         self.attention_norm = nn.LayerNorm(feature_dim)
         self.query = nn.Linear(feature_dim, feature_dim)
-        # A bias of the keys cancels in the softmax: its gradient is rounding noise, which Adam would blow up.
+        # A bias of the keys cancels in the softmax: its gradient is rounding noise, which Adam would amplify.
         self.key = nn.Linear(feature_dim, feature_dim, bias=False)
         self.value = nn.Linear(feature_dim, feature_dim)
         self.projection = nn.Linear(feature_dim, feature_dim)
@@ -68,13 +68,13 @@ class TransformerMIL(Aggregator):
       g_\varphi = \varphi\Big(\sum_k a_k h^{(L)}_k\Big)$$
 
     with $a_k$ the attention of `AttentionMIL` on $h^{(L)}$; each branch normalises its input first. The logit
-    of instance k is $\varphi$'s on $h^{(L)}_k$, which has seen the whole bag.
+    of instance k is that of $\varphi$ on $h^{(L)}_k$, which depends on the whole bag.
 
     Args:
         feature_dim: number D of features of an instance.
         blocks: number L of blocks.
         heads: number of attention heads; must divide D.
-        mlp_ratio: width of the MLPs' hidden layer, over D.
+        mlp_ratio: width of the MLPs' hidden layer, divided by D.
         hidden_dim: width of the attention pooling; None: D.
         gated: use the gated attention of Ilse et al. in the pooling.
         dropout: dropout on the features in training.
@@ -143,8 +143,8 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
 class _MaskedAttention(torch.autograd.Function):
     """PyTorch's fused attention with a rule for vmap that joins seeds and bags into one batch.
 
-    Its own rules fail: torch 2.11 on CUDA with a misaligned buffer in the backward pass, and on the CPU it
-    goes seed by seed with a warning.
+    PyTorch's own rules fail: on CUDA, torch 2.11 stops in the backward pass because of a misaligned buffer; on the CPU
+    it goes seed by seed, with a warning.
     """
 
     @staticmethod
@@ -177,5 +177,5 @@ class _MaskedAttention(torch.autograd.Function):
             tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             for tensor, dim in zip(inputs, in_dims, strict=True)
         ]
-        attended = _fused(*(tensor.flatten(0, 1) for tensor in batched))  # autograd follows this one by itself
+        attended = _fused(*(tensor.flatten(0, 1) for tensor in batched))  # autograd handles this itself
         return attended.reshape(batched[0].shape), 0

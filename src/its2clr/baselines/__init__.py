@@ -1,1 +1,1 @@
-"""What the paper compares with."""
+"""Baselines that the paper compares with."""

@@ -1,9 +1,9 @@
 """End-to-end training: encoder and aggregator together, on whole bags (section 4.3, appendix on end-to-end training).
 
-The activations of a whole bag do not fit into memory, so the encoder's forward pass over a bag is cut into passes of
-`tiles_per_pass` tiles whose activations are dropped and computed again when the gradient comes back. The gradient is
-that of the whole bag. Batch norm, where an encoder has it, uses the statistics of one pass, and a pass never crosses
-bags: what a bag gives does not depend on the other bags of the step, nor on the number of processes.
+The activations of a whole bag do not fit into memory. So the encoder's forward pass over a bag is divided into passes
+of `tiles_per_pass` tiles; their activations are dropped, and computed again in the backward pass. The gradient is that
+of the whole bag. Batch norm, if the encoder has it, uses the statistics of one pass, and a pass never crosses bags. So
+the result for a bag depends neither on the other bags of the step nor on the number of processes.
 """
 
 import math
@@ -39,19 +39,19 @@ from its2clr.training import cosine_or_constant
 from its2clr.views.maker import ViewMaker
 
 AGGREGATOR = "aggregator"
-"""The part of a best epoch that is not the encoder."""
+"""Name of the file part that holds the aggregator of a best epoch."""
 
 
 @dataclass
 class Progress:
-    """The best epoch so far, by validation AUC and then by validation loss; saved with the network."""
+    """The best epoch so far, by validation AUC, then by validation loss; saved with the network."""
 
     best_epoch: int | None = None
     validation_auc: float = -math.inf
     validation_loss: float = math.inf
 
     def improved_by(self, epoch: int, auc: float, loss: float) -> bool:
-        """Take over an epoch if it is better."""
+        """Whether this epoch is better; if so, it becomes the best."""
         better = auc > self.validation_auc or (auc == self.validation_auc and loss < self.validation_loss)
         if better:
             self.best_epoch, self.validation_auc, self.validation_loss = epoch, auc, loss
@@ -64,7 +64,7 @@ class EndToEndNetwork(nn.Module):
     Args:
         encoder: f.
         aggregator: g.
-        tiles_per_pass: Most tiles whose activations are in memory at once.
+        tiles_per_pass: Largest number of tiles whose activations are in memory at once.
     """
 
     def __init__(self, encoder: Encoder, aggregator: Aggregator, tiles_per_pass: int) -> None:
@@ -77,7 +77,7 @@ class EndToEndNetwork(nn.Module):
 
         Args:
             images: (N, 3, S, S) tiles, bag after bag.
-            sizes: Tiles of each bag.
+            sizes: Number of tiles of each bag.
             labels: (B,) bag labels.
         """
         again = len(images) > self.tiles_per_pass
@@ -85,12 +85,12 @@ class EndToEndNetwork(nn.Module):
         padded = pad_sequence(features, batch_first=True)  # (B, K, D)
         lengths = torch.tensor(sizes, device=padded.device)
         mask = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
-        with torch.autocast(padded.device.type, enabled=False):  # as when it is trained on frozen features
+        with torch.autocast(padded.device.type, enabled=False):  # float32, as in training on frozen features
             output = self.aggregator(padded.to(torch.promote_types(padded.dtype, torch.float32)), mask)
             return self.aggregator.loss(output, labels), output.bag_logit
 
     def represent(self, images: Tensor, *, again: bool) -> Tensor:
-        """Features (K, D) of one bag, in passes of equal size; `again` computes activations anew for the gradient."""
+        """Features (K, D) of one bag, in passes of equal size; `again` computes activations again for the gradient."""
         passes = images.tensor_split(math.ceil(len(images) / self.tiles_per_pass))
         if not again:
             return torch.cat([self._encode(part) for part in passes])
@@ -99,7 +99,7 @@ class EndToEndNetwork(nn.Module):
 
     def _encode(self, images: Tensor) -> Tensor:
         training = self.encoder.training
-        self.encoder.train(training and len(images) > 1)  # one tile has no statistics of its own
+        self.encoder.train(training and len(images) > 1)  # batch norm cannot use the statistics of one tile
         try:
             features: Tensor = self.encoder(images)
         finally:
@@ -112,7 +112,7 @@ class EndToEndNetwork(nn.Module):
 
 @contextmanager
 def kept_statistics(network: nn.Module) -> Iterator[None]:
-    """Leave the running statistics of batch norm as they are: the second look at a pass must not count again."""
+    """Keep the running statistics of batch norm: the second computation of a pass must not count again."""
     norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in norms]
@@ -128,7 +128,7 @@ def kept_statistics(network: nn.Module) -> Iterator[None]:
 
 
 def train_end_to_end(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> int:
-    """Train encoder and aggregator on whole bags; goes on from the run's last finished epoch.
+    """Train encoder and aggregator on whole bags; a stopped run continues after its last saved epoch.
 
     Args:
         network: Encoder to start from, with a projector that is not used.
@@ -136,10 +136,10 @@ def train_end_to_end(network: EmbeddingNetwork, context: Context, best: BestEnco
         best: Keeps encoder and aggregator (part "aggregator") of every epoch that was the best so far.
 
     Returns:
-        The epoch with the highest validation AUC, among equals the one with the lowest validation loss.
+        The epoch with the highest validation AUC; of equal ones, the one with the lowest validation loss.
 
     Raises:
-        InputError: A step has fewer bags than there are processes, or they cannot be shared out evenly.
+        InputError: The bags of a step cannot be divided evenly among the processes, or a step has too many.
         TrainingError: The loss became not-a-number.
     """
     config, aggregator, engine = context.config.end_to_end, context.config.aggregator, context.engine
@@ -177,7 +177,7 @@ def train_end_to_end(network: EmbeddingNetwork, context: Context, best: BestEnco
 def _train_epoch(
     network: nn.Module, optimiser: torch.optim.Optimizer, context: Context, order: NDArray[np.int64], epoch: int
 ) -> dict[str, float]:
-    """One pass over the bags: mean loss, AUC of the predictions made on the way, seconds."""
+    """One pass over the bags: mean loss, AUC of the predictions made during training, seconds."""
     config, engine, train = context.config.end_to_end, context.engine, context.train
     order = order[: len(order) // config.bags_per_step * config.bags_per_step]
     steps = torch.from_numpy(order).view(-1, config.bags_per_step)
@@ -213,7 +213,7 @@ def _train_epoch(
     if not math.isfinite(loss_mean):
         raise TrainingError(
             f"end_to_end: the loss became {loss_mean} in epoch {epoch + 1}. Lower end_to_end.learning_rate; with bf16, "
-            "try engine.precision=32-true. Start a new run directory with the new settings."
+            "try engine.precision=32-true. New settings need a new run folder."
         )
     found = engine.sum_over_processes(scores).cpu().numpy()
     auc = float(roc_auc_score(train.labels[order], found)) if 0 < train.labels[order].mean() < 1 else math.nan

@@ -1,1 +1,1 @@
-"""What every stage runs on: devices, run directory, checkpoints, resume, progress, seeds."""
+"""What every stage runs on: devices, CUDA graphs, checkpoints, resume, progress, memory."""

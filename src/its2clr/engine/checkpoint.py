@@ -1,4 +1,4 @@
-"""Checkpoints: tensors as safetensors with a JSON state inside, one file, never a pickle."""
+"""Checkpoints: one safetensors file with the tensors and a JSON state, never a pickle."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from its2clr.files import atomic_path
 
 
 def save_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Write tensors and a JSON state as one file that appears whole."""
+    """Write tensors and a JSON state to one file that is never half-written."""
     contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with atomic_path(path) as temporary:
         save_file(contiguous, temporary, metadata={"state": json.dumps(state)})
@@ -25,7 +25,7 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
     """Read what `save_checkpoint` wrote.
 
     Raises:
-        InputError: The file is missing, damaged, or not one of ours.
+        InputError: The file is missing, damaged, or not a checkpoint of its2clr.
     """
     if not Path(path).is_file():
         raise InputError(f"{path}: no such checkpoint")
@@ -39,7 +39,7 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
     """Tensors and metadata of a safetensors file.
 
     Raises:
-        InputError: It is damaged, or something else.
+        InputError: The file is damaged, or is not a safetensors file.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -54,12 +54,12 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors whose name starts with `prefix.`, without it."""
+    """Tensors whose name starts with `prefix.`, which is removed."""
     return {k.removeprefix(f"{prefix}."): v for k, v in tensors.items() if k.startswith(f"{prefix}.")}
 
 
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
-    """Load a state dict strictly; a mismatch is an error that names the keys.
+    """Load a state dict strictly; the error for a mismatch names the keys.
 
     Raises:
         InputError: Keys or shapes differ.
@@ -82,12 +82,12 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `optimiser_tensors` gave, laid out as the parameters are; the loop sets the learning rates."""
+    """Restore what `optimiser_tensors` returned, in the parameters' memory layout; the loop sets the learning rates."""
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         position, name = key.split(".", 1)
         parameter = parameters[int(position)]
-        same = value.shape == parameter.shape  # then also in its layout: a fused optimiser takes no other
+        same = value.shape == parameter.shape  # then use its memory layout: a fused optimiser needs it
         state.setdefault(int(position), {})[name] = torch.empty_like(parameter).copy_(value) if same else value
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})

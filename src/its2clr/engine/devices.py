@@ -21,16 +21,16 @@ from its2clr.seeds import derive_seed
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(days=2)
-"""How long processes wait for each other: the first one trains aggregators while the others wait."""
+"""How long processes wait for each other; the first one trains aggregators while the others wait."""
 PIXELS_WORTH_COMPILING = 4_000_000 * 224**2
-"""Compiling takes half a minute and makes a GPU's training a third faster: it pays from about here on."""
+"""Compiling takes half a minute and makes training on a GPU a third faster; with fewer pixels it does not pay off."""
 
 
 class Engine:
-    """Device, precision and processes of a run; the only place that knows Fabric.
+    """Device, precision and processes of a run; the only class that uses Fabric.
 
-    Started plainly it is one process. Under `torchrun` or `srun` it joins the other processes: batches are split
-    over them, extraction is shared out, and only the first process writes.
+    Without a launcher there is one process. Under `torchrun` or `srun` the engine joins the other processes: batches
+    and extraction are divided among them, and only the first process writes.
     """
 
     def __init__(self, config: EngineConfig | None = None) -> None:
@@ -63,7 +63,7 @@ class Engine:
         self._compile = config.compile
         self.bars = ProgressBar(enabled=self.is_writer)
         self.memory: dict[Any, Any] | None = None
-        """Decoded tiles to be used by the next run too; None keeps nothing beyond a run."""
+        """Decoded tiles that the next run can use too; None keeps nothing after a run."""
 
     @property
     def is_writer(self) -> bool:
@@ -72,32 +72,32 @@ class Engine:
 
     @property
     def device_name(self) -> str:
-        """What computes: the name of the GPU, or the machine's processor and its cores."""
+        """Name of the GPU; or the processor of the machine and the number of its cores."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{platform.processor() or platform.machine()} CPU, {os.cpu_count()} cores"
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The precision's context for a forward pass outside of a module that was set up."""
+        """Context for the run's precision, for a forward pass of a module that `set_up` did not wrap."""
         return self.fabric.autocast()
 
     def set_up(
         self, network: nn.Module, optimiser: torch.optim.Optimizer, *, shared_batch_norm: bool = True
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Wrap for precision and gradient averaging; batch norm is shared between GPUs of several processes."""
+        """Wrap for precision and gradient averaging; with several GPUs, batch norm is synchronised."""
         if shared_batch_norm and self.world_size > 1 and self.device.type == "cuda":
             network = share_batch_norm(network)
         wrapped, wrapped_optimiser = self.fabric.setup(network, optimiser)
         return wrapped, wrapped_optimiser
 
     def compiles(self, pixels: int) -> bool:
-        """Whether a training that will look at so many pixels compiles its network first."""
+        """Whether a training that will see this many pixels compiles its network first."""
         if self._compile == "auto":
             return self.device.type == "cuda" and self.world_size == 1 and pixels >= PIXELS_WORTH_COMPILING
         return self._compile == "always"
 
     def divisible_batch_size(self, stage: str, wanted: int) -> int:
-        """The largest batch up to `wanted` that the processes can share out evenly, at least two tiles each.
+        """The largest batch up to `wanted` that can be divided evenly among the processes, at least two tiles each.
 
         Raises:
             InputError: There is none.
@@ -105,17 +105,17 @@ class Engine:
         size = wanted // self.world_size * self.world_size
         if size < 2 * self.world_size:
             raise InputError(
-                f"{stage}: a batch of {wanted} tiles cannot be shared by {self.world_size} process(es), which need two "
-                f"each; raise {stage}.batch_size, use fewer processes or more training tiles"
+                f"{stage}: a batch of {wanted} tiles is too small for {self.world_size} process(es), which need two "
+                f"tiles each; raise {stage}.batch_size, or use fewer processes or more training tiles"
             )
         return size
 
     def backward(self, loss: Tensor) -> None:
-        """Backward pass under the run's precision."""
+        """Backward pass with the run's precision."""
         self.fabric.backward(loss)
 
     def progress(self, name: str, total: int, unit: str = "steps") -> Progress:
-        """A progress bar of the first process; silent elsewhere."""
+        """A progress bar in the first process; silent in the others."""
         return self.bars.start(name, total, unit)
 
     def barrier(self) -> None:
@@ -127,7 +127,7 @@ class Engine:
         return self.fabric.broadcast(value) if self.world_size > 1 else value
 
     def on_writer(self, work: Callable[[], T]) -> T:
-        """Do work in the first process and give its result to all; its failure is raised in every process."""
+        """Do work in the first process and send its result to all; if it fails, every process raises the error."""
         outcome: tuple[T | None, str | None] = (None, None)
         if self.is_writer:
             try:
@@ -143,14 +143,14 @@ class Engine:
 
     @contextmanager
     def own_random_state(self, *keys: int | str) -> Iterator[None]:
-        """Global random numbers derived from names inside the block; what they were outside is put back."""
+        """Seed the global random state from names inside the block; restore it afterwards."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(derive_seed(*keys))
             yield
 
     def share_buffers(self, network: nn.Module) -> None:
-        """Give every process the first one's buffers (running statistics of batch norm)."""
+        """Send the first process's buffers (running statistics of batch norm) to all."""
         if self.world_size > 1:
             for buffer in network.buffers():
                 torch.distributed.broadcast(buffer, src=0)
@@ -175,14 +175,16 @@ class Engine:
 
 def share_batch_norm(network: nn.Module) -> nn.Module:
     """Make batch norm use the statistics of all processes."""
-    from timm.layers.norm_act import convert_sync_batchnorm  # torch's own loses activations that timm fuses into norms
+    from timm.layers.norm_act import (
+        convert_sync_batchnorm,
+    )  # torch's version drops activations that timm fuses into norms
 
     shared: nn.Module = convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
     return shared
 
 
 def launched_processes() -> tuple[int, int]:
-    """Processes per node and nodes, as torchrun or Slurm started them; (1, 1) when started plainly."""
+    """Processes per node, and number of nodes, as torchrun or Slurm started them; (1, 1) without a launcher."""
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment:
         local = int(environment["LOCAL_WORLD_SIZE"])

@@ -1,4 +1,4 @@
-"""GPU work recorded once as a CUDA graph and replayed, so that launching its many small kernels costs nothing."""
+"""GPU work recorded once as a CUDA graph and then replayed, which saves launching its many small kernels."""
 
 import gc
 import weakref
@@ -14,20 +14,21 @@ from its2clr.errors import TrainingError
 T = TypeVar("T")
 
 PLAIN_RUNS = 3
-"""Runs done one kernel at a time before one is recorded: libraries and optimisers set themselves up in them."""
+"""Normal runs before the recording, in which libraries and optimisers set themselves up."""
 
 
 class Recorded(Generic[T]):
-    """Work on tensors of fixed shapes: a few plain runs, then a recording, from then on replays of it.
+    """Work on tensors of fixed shapes: a few normal runs, then a recording, then replays of it.
 
-    What the work uses besides its inputs must stay where it is. What it returns is valid until the next run.
+    Tensors that the work uses besides its inputs must stay at the same place in memory. What it returns is valid until
+    the next run.
 
     Args:
-        work: A method of the object this is kept in; takes the inputs; must neither wait for the device nor look at
-            values. It is held weakly: the object and its recordings go when the last user of the object goes, not
-            when Python next looks for cycles.
-        generators: Random generators it draws from besides the global one.
-        fixed: Further arguments, the same in every run.
+        work: A method of the object that keeps this recording; takes the inputs. It must neither wait for the device
+            nor look at values. It is held by a weak reference, so that the object and its recordings are freed with the
+            last reference to the object, not when Python next collects cycles.
+        generators: Random generators it draws from, besides the global one.
+        fixed: More arguments, the same in every run.
     """
 
     def __init__(self, work: Callable[..., T], generators: Sequence[torch.Generator] = (), **fixed: Any) -> None:
@@ -66,8 +67,8 @@ class Recorded(Generic[T]):
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise TrainingError(
-                "a step could not be recorded as a CUDA graph, because its network or objective looks at values on the "
-                "way (.item(), boolean indexing)? Train it with engine.record_steps=false. "
+                "a step could not be recorded as a CUDA graph; perhaps its network or objective looks at values "
+                "(.item(), boolean indexing). Train it with engine.record_steps=false. "
                 f"CUDA says: {str(error).partition(chr(10))[0]}"
             ) from error
 
@@ -77,7 +78,7 @@ class Recorded(Generic[T]):
         return method(*inputs, **self._fixed)
 
     def _on_side_stream(self, *inputs: Tensor | None) -> T:
-        """Run on another stream, as recording wants the runs before it to be."""
+        """Run on another stream, as recording requires for the runs before it."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -88,7 +89,7 @@ class Recorded(Generic[T]):
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """No search for cyclic garbage: what it frees on the device (other graphs, say) would spoil a recording."""
+    """No garbage collection: freeing something on the device, such as another graph, would break a recording."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -99,7 +100,7 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def _end_recording(generator: torch.Generator) -> None:
-    """A recording that failed leaves its generators waiting for its end; whoever draws next would fail."""
+    """Reset a generator after a failed recording: it still waits for the end, and the next draw would fail."""
     fresh = torch.Generator(generator.device)
     fresh.manual_seed(generator.initial_seed())
     generator.graphsafe_set_state(fresh)

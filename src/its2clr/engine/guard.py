@@ -1,4 +1,4 @@
-"""Collapse of the representation: seen, said, and training stopped with advice."""
+"""Detects collapse of the representation, and stops the training with advice."""
 
 import math
 from typing import TYPE_CHECKING, Protocol
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 MIN_SPREAD = 0.01
 LOSS_TOLERANCE = 0.02
 LEAST_PATIENCE = 3
-"""A healthy refinement may pass near the collapsed loss: it first pulls all negatives together, then parts."""
+"""Epochs in a row: a healthy refinement may come near the collapsed loss while it pulls all negatives together."""
 
 
 def embedding_spread(embeddings: "Tensor") -> float:
-    """How far l2-normalised embeddings are spread: 1 - |mean|, 0 when all point the same way, 1 when in all."""
+    """How far l2-normalised embeddings are spread: 1 - |mean|; 0 if all point the same way, 1 if in all directions."""
     import torch
     import torch.nn.functional as F
 
@@ -36,19 +36,19 @@ def is_collapsed(loss: float, spread: float, collapsed_loss: float | None) -> bo
 
 
 class CountsCollapse(Protocol):
-    """Keeps how many epochs in a row looked collapsed, so that a run that goes on does not begin to count anew."""
+    """Keeps how many epochs in a row looked collapsed, so that a resumed run continues to count."""
 
     epochs_collapsed: int
 
 
 class CollapseGuard:
-    """Stops a run whose embeddings became one point; a contrastive loss then sits at log(rows - 1).
+    """Stops a run whose embeddings have become one point; a contrastive loss is then log(rows - 1).
 
     Args:
-        stage: Section of the config the advice is about.
-        rows: Rows the loss contrasts (two views of a batch); None for a loss that contrasts none, where the spread of
-            the embeddings alone tells.
-        patience: Epochs in a row that must look collapsed; a fresh network starts near the collapsed loss.
+        stage: Section of the settings that the advice names.
+        rows: Rows that the loss contrasts (two views of a batch). None for a loss that contrasts none; then only the
+            spread of the embeddings counts.
+        patience: Epochs in a row that must look collapsed, because a fresh network starts near the collapsed loss.
         progress: Keeps the count.
     """
 
@@ -60,11 +60,11 @@ class CollapseGuard:
 
     @property
     def limits(self) -> dict[str, float]:
-        """The loss of embeddings that are one point, for the log; nothing where the loss does not tell."""
+        """The loss of collapsed embeddings, for the log; nothing if the loss does not show collapse."""
         return {} if self._collapsed_loss is None else {"collapsed_loss": self._collapsed_loss}
 
     def check(self, epoch: int, loss: float, spread: float) -> None:
-        """Look at one epoch.
+        """Check one epoch.
 
         Raises:
             TrainingError: Collapsed for `patience` epochs in a row.
@@ -73,11 +73,11 @@ class CollapseGuard:
         collapsed = is_collapsed(loss, spread, limit)
         self._progress.epochs_collapsed = self._progress.epochs_collapsed + 1 if collapsed else 0
         if self._progress.epochs_collapsed >= self._patience:
-            of_a_point = "" if limit is None else f", and log(rows - 1) = {limit:.4f} is what a single point gives"
+            of_a_point = "" if limit is None else f" (one point gives log(rows - 1) = {limit:.4f})"
             raise TrainingError(
                 f"{self._stage}: the representation collapsed by epoch {epoch}: the loss is {loss:.4f}{of_a_point}; "
-                f"the spread of the embeddings is {spread:.4f} (0 is one point). Later numbers would be noise, so the "
-                f"run stops. {self._advice()}, in a new run directory."
+                f"the spread of the embeddings is {spread:.4f} (0: one point). Later numbers would be noise, so the "
+                f"run stops. {self._advice()}. Use a new run folder."
             )
 
     def _advice(self) -> str:
@@ -87,6 +87,6 @@ class CollapseGuard:
                 f"{self._stage}.learning_rate, or with DINO a lower {self._stage}.dino.teacher_temperature"
             )
         return (
-            f"Try a higher {self._stage}.temperature (0.2 where it is 0.07), {self._stage}.momentum=0.9 where it is 0, "
-            f"a lower {self._stage}.learning_rate, or a longer pretraining"
+            f"Try a higher {self._stage}.temperature (0.2 instead of 0.07), {self._stage}.momentum=0.9 if it is 0, a "
+            f"lower {self._stage}.learning_rate, or a longer pretraining"
         )

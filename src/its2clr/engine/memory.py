@@ -1,4 +1,4 @@
-"""How much memory a run took, and what to do when it was too little."""
+"""How much memory a run used, and what to do if there was too little."""
 
 import resource
 import sys
@@ -16,24 +16,24 @@ ADVICE = {
     "end_to_end": "lower end_to_end.tiles_per_pass, which changes memory and time but not the result",
     "extract": "lower engine.extract_batch_size",
 }
-"""What a stage that runs out of memory may change."""
+"""What to change if a stage runs out of memory."""
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Most bytes this process held so far: of host memory and, on a GPU, of its memory."""
+    """Largest number of bytes this process has used so far: host memory and, on a GPU, GPU memory."""
     unit = 1 if sys.platform == "darwin" else 1024
     found = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     return found if device.type != "cuda" else {"GPU": torch.cuda.max_memory_reserved(device), **found}
 
 
 def said_peak_memory(device: torch.device) -> str:
-    """One line for the log."""
+    """One line about peak memory, for the log."""
     return "peak memory: " + ", ".join(f"{readable_size(size)} {place}" for place, size in peak_memory(device).items())
 
 
 @contextmanager
 def memory_advice(stage: str) -> Iterator[None]:
-    """Turn running out of memory into an error that says which setting to change.
+    """If memory runs out, raise an error that says which setting to change.
 
     Args:
         stage: A key of `ADVICE`.
@@ -48,9 +48,9 @@ def memory_advice(stage: str) -> Iterator[None]:
         if on_gpu:
             place, tiles = "GPU", "off the GPU with engine.tiles=memory"
         raise TrainingError(
-            f"{stage}: out of {place} memory. To need less, {ADVICE[stage]}, or keep the decoded tiles {tiles}; see "
-            "also what else runs on this machine. What was finished is kept; settings that do not start with engine. "
-            f"need a new run folder. The system says: {str(error).partition(chr(10))[0]}"
+            f"{stage}: out of {place} memory. To need less, {ADVICE[stage]}, or keep the decoded tiles {tiles}. Check "
+            "also what else runs on this machine. Finished work is kept. To change a setting that does not start with "
+            f"engine., use a new run folder. The system says: {str(error).partition(chr(10))[0]}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Progress with rates and time left: bars on a terminal, plain lines elsewhere."""
+"""Progress with rates and time left: bars on a terminal, plain lines otherwise."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ LINE_EVERY_SECONDS = 10.0
 
 
 class Progress:
-    """One running job; `advance` it, and `note` what it found (shown beside the bar)."""
+    """One running job: call `advance` as it goes on, and `note` to show a text beside the bar."""
 
     def __init__(self, owner: "ProgressBar", name: str, total: int, unit: str) -> None:
         self._owner, self._name, self._total, self._unit = owner, name, total, unit
@@ -48,7 +48,7 @@ class Progress:
         self._note = text
 
     def reach(self, done: int, total: int) -> None:
-        """Say how many of how many units are finished."""
+        """Set how many units are finished, and how many there are."""
         if total != self._total:
             self._total = total
             if self._bar is not None and self._task is not None:
@@ -56,7 +56,7 @@ class Progress:
         self.advance(done - self._done)
 
     def reach_with(self, unit: str) -> Callable[[int, int, int], None]:
-        """A callback like `reach` that also takes a count of something else, whose rate is shown beside the bar."""
+        """A callback like `reach` that also takes a second count; its rate is shown beside the bar."""
 
         def reach(done: int, total: int, others: int) -> None:
             self.note(f"{others / max(time.monotonic() - self._started, 1e-9):.3g} {unit}/s")
@@ -65,7 +65,7 @@ class Progress:
         return reach
 
     def advance(self, amount: int = 1) -> None:
-        """Count finished units."""
+        """Add finished units."""
         self._done += amount
         if not self._owner.enabled:
             return

@@ -1,4 +1,4 @@
-"""What a training saves between epochs and puts back after a stop, and the best network it has seen so far."""
+"""What a training saves between epochs and restores after a stop, and its best network so far."""
 
 import shutil
 import time
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SAVE_SHARE = 0.05
-"""Checkpoints may take about this share of the training time."""
+"""Checkpoints may take at most about this share of the training time."""
 Found = TypeVar("Found", bound="DataclassInstance")
 
 
@@ -35,11 +35,11 @@ class TrainingState(Generic[Found]):
     """A network, its optimiser and what the training found so far.
 
     Args:
-        run: Where the checkpoint lives.
-        stage: Its name.
+        run: Folder of the checkpoint.
+        stage: Name of the checkpoint.
         network: Saved and restored.
         optimiser: Saved and restored.
-        found: A dataclass of tensors and of what JSON can hold; saved, and restored in place.
+        found: A dataclass of tensors and of values that JSON can hold; saved, and restored in place.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TrainingState(Generic[Found]):
         self.found = found
 
     def resume(self) -> int:
-        """Put the last saved state back and give the number of finished epochs (0 for a new start)."""
+        """Restore the last saved state; returns the number of finished epochs (0 if there is none)."""
         if not self._path.is_file():
             self._run.forget_after(self._stage, 0)
             return 0
@@ -60,19 +60,19 @@ class TrainingState(Generic[Found]):
         processes = self._run.engine.world_size
         if state["processes"] != processes:
             raise InputError(
-                f"{self._run.path}: {self._stage} was begun by {state['processes']} process(es) and is to go on with "
-                f"{processes}; what a process draws depends on their number: start it with {state['processes']} again"
+                f"{self._run.path}: {self._stage} began with {state['processes']} process(es) and cannot continue with "
+                f"{processes}, because the random draws depend on it; use {state['processes']} again"
             )
         load_module(self._network, under("network", tensors), self._path)
         load_optimiser(self._optimiser, under("optimiser", tensors))
         self._restore({**state["notes"], **under("extra", tensors)})
         epoch: int = state["epoch"]
         self._run.forget_after(self._stage, epoch)
-        self._run.engine.say(f"{self._stage}: going on after epoch {epoch}")
+        self._run.engine.say(f"{self._stage}: continuing after epoch {epoch}")
         return epoch
 
     def save(self, epoch: int, *, last: bool = False) -> None:
-        """Save after an epoch, unless the last save is so recent that saving would slow training down."""
+        """Save after an epoch, unless the last save is so recent that saving again would slow down the training."""
         if not self._run.engine.is_writer:
             return
         now = time.monotonic()
@@ -98,14 +98,14 @@ class TrainingState(Generic[Found]):
 
 
 class BestCheckpoints:
-    """The networks of a stage that were the best when they were measured, one file per epoch and part.
+    """Networks of a stage that were the best when they were measured; one file per epoch and part.
 
-    A file is written before the training state that names its epoch, and they are removed when the stage is done.
-    So a run that is killed at any moment finds the file that its state names.
+    A file is written before the training state that names its epoch, and all are removed when the stage is done. So a
+    run that was killed at any moment finds the file that its state names.
 
     Args:
-        run: Where they live.
-        stage: Whose they are.
+        run: Folder of the files.
+        stage: The stage they belong to.
     """
 
     def __init__(self, run: Workspace, stage: str) -> None:
@@ -116,14 +116,14 @@ class BestCheckpoints:
         return self._run.checkpoint(f"{self._stage}-best-{part}-{epoch:04d}")
 
     def hand_over(self, epoch: int, target: Path, part: str = "encoder") -> None:
-        """Copy the file of an epoch to where the stage leaves its result; every process waits until it is there."""
+        """Copy the file of an epoch to `target`, the result of the stage; every process waits for the copy."""
         if self._run.engine.is_writer:
             with atomic_path(target) as temporary:
                 shutil.copyfile(self.path(epoch, part), temporary)
         self._run.engine.barrier()
 
     def remove(self) -> None:
-        """Remove them all: only a training that is still going needs them."""
+        """Remove all files; only an unfinished training needs them."""
         if self._run.engine.is_writer:
             for path in self._run.path.glob(f"checkpoints/{self._stage}-best-*.safetensors"):
                 path.unlink()

@@ -34,7 +34,7 @@ class Workspace:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other commands from training in this run; given up when the process ends, however it ends.
+        """Keep other commands from training in this run; released when the process ends, even if it is killed.
 
         Raises:
             InputError: Another process is training in it.
@@ -55,7 +55,7 @@ class Workspace:
         values: Mapping[str, float],
         unsaid: Mapping[str, float] | None = None,
     ) -> None:
-        """Append to metrics.jsonl and TensorBoard and say it, every few seconds; `unsaid` goes to the file only."""
+        """Append to metrics.jsonl and TensorBoard, and print every few seconds; `unsaid` goes to the file only."""
         if not self.engine.is_writer:
             return
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -70,7 +70,7 @@ class Workspace:
             self.engine.say(f"{stage} epoch {epoch}/{epochs}: {shown}")
 
     def forget_after(self, stage: str, epoch: int) -> None:
-        """Drop metrics of epochs that will be done again."""
+        """Drop metrics of epochs that will be repeated."""
         if self.engine.is_writer and (self.path / "metrics.jsonl").is_file():
             entries = read_metrics(self.path)
             kept = [entry for entry in entries if entry["stage"] != stage or entry["epoch"] <= epoch]

@@ -10,11 +10,11 @@ from its2clr.losses.supcon import gathered_supervised_contrastive_loss
 def nt_xent_loss(embeddings: Tensor, temperature: float) -> Tensor:
     """Two views of a tile attract, all other tiles of all processes repel.
 
-    It is the supervised contrastive loss in which every tile is a class of its own: the same-set of a view is the
-    other view. Equal to lightly's `NTXentLoss`, which picks entries by a mask and so cannot be recorded.
+    This is the supervised contrastive loss with every tile as its own class: the same-set of a view is the other view.
+    It equals lightly's `NTXentLoss`, which selects entries by a mask and so cannot be recorded as a CUDA graph.
 
     Args:
-        embeddings: (2B, D) of both views, first views first.
+        embeddings: (2B, D) embeddings of both views, first views first.
         temperature: tau > 0.
     """
     count = len(embeddings) // 2

@@ -11,23 +11,23 @@ def supervised_contrastive_loss(
 ) -> Tensor:
     r"""Pull rows with the same label together, push rows with different labels apart.
 
-    For an anchor x with the other rows of its label as same-set S_x and the rows of other labels as
-    different-set D_x,
+    For an anchor x, the same-set S_x is the other rows with its label, and the different-set D_x is the rows with other
+    labels:
 
     $$L(x) = \frac{1}{|S_x|} \sum_{s \in S_x} -\log
       \frac{\exp(z_x \cdot z_s / \tau)}{\sum_{k \in S_x \cup D_x} \exp(z_x \cdot z_k / \tau)}.$$
 
-    The loss is the mean over the anchors that have a same-set; a row is never in its own sets. Computed through
+    The loss is the mean over the anchors that have a same-set; a row is never in its own sets. It is computed through
     log-sum-exp in at least float32, so any temperature is safe.
 
     Args:
-        embeddings: (N, D); rows are l2-normalised here.
+        embeddings: (N, D); this function l2-normalises the rows.
         labels: (N,) pseudo labels.
         anchors: (N,) bool mask, or indices of the rows that are anchors; None: all rows.
         temperature: tau > 0.
 
     Returns:
-        Scalar; zero (with zero gradient) when no anchor has a same-set.
+        Scalar; zero (with zero gradient) if no anchor has a same-set.
 
     Raises:
         ValueError: Shapes do not fit together or the temperature is not positive.
@@ -62,8 +62,8 @@ def gathered_supervised_contrastive_loss(
 ) -> Tensor:
     """The same loss over the rows of all processes.
 
-    Every process computes the loss of the joined batch. Gathering sums the gradients of all processes, averaging
-    them over processes (DDP) then gives exactly the gradient of one process with the joined batch.
+    Every process computes the loss of the joined batch. Gathering sums the gradients of all processes; averaging them
+    over processes (DDP) then gives exactly the gradient of one process with the joined batch.
     """
     if dist.world_size() > 1:
         if anchors is None:

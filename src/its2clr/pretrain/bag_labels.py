@@ -1,4 +1,4 @@
-"""A supervised start without other data: every tile is trained with the label of its bag, right or wrong."""
+"""A supervised start that needs no other data: every tile is trained with the label of its bag, right or wrong."""
 
 from torch import nn
 

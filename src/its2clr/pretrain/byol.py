@@ -1,4 +1,4 @@
-"""BYOL: a view predicts what a slowly following copy of the network makes of the tile's other view; no negatives."""
+"""BYOL: from one view of a tile, predict what a momentum copy of the network gives for the other; no negatives."""
 
 import torch
 from lightly.loss import NegativeCosineSimilarity
@@ -18,8 +18,7 @@ class Byol(nn.Module):
     """Online network with its predictor, and the target network.
 
     Args:
-        network: f and psi: the online network. psi is the projector; the predictor is as wide as it,
-            and has batch norm whatever psi has.
+        network: The online network: f and the projector psi. The predictor is as wide as psi and always has batch norm.
     """
 
     def __init__(self, network: EmbeddingNetwork) -> None:
@@ -38,13 +37,13 @@ class Byol(nn.Module):
         return features, torch.cat([self.predictor(projected), targets])
 
     def loss(self, embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:  # noqa: ARG002
-        """Negative cosine of each view's prediction and the other view's target: -1 at best."""
+        """Negative cosine between each view's prediction and the other view's target; the best value is -1."""
         first, second, first_target, second_target = embeddings.chunk(4)
         loss: Tensor = self._similarity(first, second_target.detach()) + self._similarity(second, first_target.detach())
         return loss / 2
 
     def spread(self, embeddings: Tensor) -> float:
-        """Spread of the targets; predictions of a young predictor hardly differ though the representations do."""
+        """Spread of the targets. Early in training, predictions hardly differ although the representations do."""
         return embedding_spread(embeddings.chunk(2)[1])
 
 

@@ -1,4 +1,4 @@
-"""DINO: a student matches the centred, sharpened output of its teacher, which follows it, for other views of a tile."""
+"""DINO: a student matches the centred, sharpened output of a teacher, its momentum copy, for other views of a tile."""
 
 import math
 import warnings
@@ -21,7 +21,7 @@ class Dino(nn.Module):
     """Student, teacher and centre.
 
     Args:
-        network: Its encoder is the student's; its projector is not used.
+        network: Its encoder becomes the student's; its projector is not used.
         config: Head, temperatures, local views.
     """
 
@@ -30,7 +30,7 @@ class Dino(nn.Module):
         self._config = config
         self.student = EmbeddingNetwork(network.encoder, self._head(network.encoder.feature_dim))
         self.teacher = EmbeddingNetwork(frozen_copy(network.encoder), self._head(network.encoder.feature_dim))
-        self.teacher.head.load_state_dict(self.student.head.state_dict())  # its weight norm cannot be copied
+        self.teacher.head.load_state_dict(self.student.head.state_dict())  # deepcopy fails on its weight norm
         deactivate_requires_grad(self.teacher)
         self.cross_entropy = DINOLoss(
             config.output_dim,
@@ -48,16 +48,17 @@ class Dino(nn.Module):
         return features, torch.cat([*outputs, targets])
 
     def loss(self, embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:  # noqa: ARG002
-        """Cross-entropy of every pair of different views; then the centre moves, by the mean over all processes."""
+        """Cross-entropy of every pair of different views; also moves the centre, by the mean over all processes."""
         views = embeddings.chunk(4 + self._config.local_views)
         loss: Tensor = self.cross_entropy([view.detach() for view in views[-2:]], list(views[:-2]))
         return loss
 
     def spread(self, embeddings: Tensor) -> float:
-        """How much the teacher's output tells of which tile it saw, from 0 to 1.
+        """How much the teacher's output depends on the tile, from 0 to 1.
 
-        The root of their mutual information as a share of the most there can be, so linear in small differences of the
-        outputs. 0 when every tile gives the same distribution, flat or one prototype: the two ways DINO collapses.
+        It is the root of the mutual information of output and tile, divided by the largest possible value; so it is
+        linear in small differences of the outputs. It is 0 if every tile gives the same distribution, flat or one
+        prototype: the two ways in which DINO collapses.
         """
         teacher = torch.cat(embeddings.chunk(4 + self._config.local_views)[-2:]).float()
         logits = (teacher - self.cross_entropy.center[0]) / self._config.teacher_temperature
@@ -69,13 +70,13 @@ class Dino(nn.Module):
     def _head(self, feature_dim: int) -> DINOProjectionHead:
         config = self._config
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # lightly takes torch's older weight norm
+            warnings.simplefilter("ignore", FutureWarning)  # lightly uses torch's older weight norm
             return DINOProjectionHead(feature_dim, config.hidden_dim, config.bottleneck_dim, config.output_dim)
 
 
 @register_pretraining("dino")
 def dino(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
-    """DINO; the teacher's encoder is kept. Its head is no projector for the refinement, which gets the fresh one."""
+    """DINO; the teacher's encoder is kept. Its head cannot be the projector of the refinement, which is a fresh one."""
     learner = Dino(network, config.dino)
     momentum = MOMENTUM if config.momentum_encoder is None else config.momentum_encoder
 

@@ -17,7 +17,7 @@ from its2clr.seeds import derive_seed, torch_generator
 from its2clr.training import Batches, TrainingStep, cosine_or_constant, train_epoch, warmed_up
 
 LEAST_PATIENCE = 5
-"""Epochs in a row that must look collapsed: a fresh network starts near the collapsed loss."""
+"""At least this many epochs in a row must look collapsed, because a fresh network starts near the collapsed loss."""
 
 
 @dataclass
@@ -28,18 +28,18 @@ class Progress(ChecksFound):
 
 
 def pretrain(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> EmbeddingNetwork:
-    """Train the encoder on the training tiles; goes on from the run's last finished epoch.
+    """Train the encoder on the training tiles; a stopped run continues after its last saved epoch.
 
     Args:
         network: f and psi; trained in place.
-        context: Settings, bags, device and run. Bag labels are looked at by checks and by the method `bag_labels` only.
+        context: Settings, bags, device and run. Only checks and the method `bag_labels` use bag labels.
         best: Keeps the encoder of every check that was the best so far.
 
     Returns:
-        The encoder to go on with and a projector: of the last epoch, or of the best check.
+        The start, encoder and projector: of the last epoch, or of the best check.
 
     Raises:
-        InputError: Fewer than two tiles of a batch per process.
+        InputError: A process would get fewer than two tiles of a batch.
         TrainingError: The loss became not-a-number or the representation collapsed.
     """
     config, engine, run, train = context.config.pretrain, context.engine, context.run, context.train
@@ -87,13 +87,13 @@ def pretrain(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> 
 
 
 def prepare(network: EmbeddingNetwork, config: PretrainConfig, seed: int) -> Method:
-    """The configured method around a network; what it adds is drawn from the seed."""
+    """The configured method for a network; the weights it adds are drawn from the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "pretraining method"))
         return METHODS.find(config.method)(network, config)
 
 
 def epoch_indices(count: int, batch_size: int, seed: int, epoch: int) -> Tensor:
-    """A random order of all tiles cut into full batches, (steps, batch_size); the rest sits this epoch out."""
+    """A random order of all tiles, cut into full batches (steps, batch_size); this epoch leaves out the rest."""
     order = torch.randperm(count, generator=torch_generator(torch.device("cpu"), seed, "pretrain order", epoch))
     return order[: count // batch_size * batch_size].view(-1, batch_size)

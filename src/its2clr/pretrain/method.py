@@ -1,4 +1,4 @@
-"""What a pretraining method is: a network with all it keeps, a loss, and what is left of it as the encoder's start.
+"""The contract of a pretraining method: a network with everything it keeps, a loss, and the encoder that remains.
 
 A method is one file with one function under `@register_pretraining("name")`, and one line in `BUILT_IN`.
 """
@@ -27,17 +27,17 @@ class Method:
     """A method ready for training.
 
     Attributes:
-        network: All that is trained or kept between steps: encoder, heads, momentum copies, queue, centre. Its state
-            is the training's, so a run that goes on has everything. Called with two views of each tile, first views
-            first, and with the local crops where there are any; gives features, and the embeddings the loss wants.
+        network: Everything that is trained or kept between steps: encoder, heads, momentum copies, queue, centre. Its
+            state is saved, so a stopped run can continue. It is called with two views of each tile, first views first,
+            and with the local crops if there are any. It returns features, and the embeddings that the loss needs.
         loss: Embeddings, tile labels or None -> scalar; processes that share a batch average its gradient.
-        kept: The encoder that the pretraining leaves, with a projector for the refinement.
-        update: Called after every step with its number from 0 and the number of all steps.
-        crops: Local crops it wants.
-        contrasted: Rows that the loss contrasts when a batch holds so many tiles; None where it contrasts none.
-        spread: How far the embeddings of a step are spread; 0 where all tiles give the same.
+        kept: The encoder that remains after pretraining, with a projector for the refinement.
+        update: Called after every step with its number from 0 and the total number of steps.
+        crops: Local crops the method needs.
+        contrasted: Number of tiles in a batch -> number of rows the loss contrasts; None if it contrasts none.
+        spread: How far the embeddings of a step are spread; 0 if all tiles give the same.
         records: Whether its step can be recorded as a CUDA graph.
-        labelled: Whether the loss needs the tiles' bag labels; such a method cannot collapse.
+        labelled: Whether the loss needs the labels of the tiles' bags; such a method cannot collapse.
     """
 
     network: nn.Module
@@ -52,21 +52,21 @@ class Method:
 
 
 Prepare = Callable[[EmbeddingNetwork, PretrainConfig], Method]
-"""Fresh encoder and projector, settings of the pretraining -> the method; draws from the global random state."""
+"""Fresh encoder and projector, settings of the pretraining -> the method; may draw from the global random state."""
 
 METHODS: Registry[Prepare] = Registry("pretraining method", {name: module for name, (module, _) in BUILT_IN.items()})
 register_pretraining = METHODS.register
 
 
 def frozen_copy(module: T) -> T:
-    """A copy that no gradient reaches: where a momentum copy starts."""
+    """A copy without gradients: the first state of a momentum copy."""
     copied = copy.deepcopy(module)
     deactivate_requires_grad(copied)
     return copied
 
 
 def rising_momentum(start: float, step: int, steps: int) -> float:
-    """Momentum that rises to one as a cosine: the copy stands still when the training ends."""
+    """Momentum that rises to one along a cosine, so that the copy no longer changes when the training ends."""
     return float(cosine_schedule(step, steps, start, 1.0))
 
 

@@ -1,4 +1,4 @@
-"""MoCo v2: a view finds the momentum encoder's other view of its tile among the queue of earlier ones."""
+"""MoCo v2: match a view to the other view of its tile, by a momentum encoder, among a queue of earlier tiles."""
 
 import torch
 from lightly.loss import NTXentLoss
@@ -16,10 +16,10 @@ MOMENTUM = 0.999
 class Moco(nn.Module):
     """Query network, key network and queue.
 
-    Batches are not shuffled for batch norm as on several GPUs in the paper: there batch norm is shared here.
+    The paper shuffles batches between GPUs because of batch norm. That is not needed here: batch norm is synchronised.
 
     Args:
-        network: f and psi: the query network. psi is MoCo v2's MLP head.
+        network: The query network: f, and psi as MoCo v2's MLP head.
         config: Temperature and size of the queue.
     """
 
@@ -29,7 +29,7 @@ class Moco(nn.Module):
         self.keys = frozen_copy(network)
         size = (config.queue_size, projector_dims(network)[1])
         self.contrast = NTXentLoss(config.temperature, memory_bank_size=size, gather_distributed=True)
-        bank = self.contrast.memory_bank  # lightly does not save the queue; a run that goes on needs it
+        bank = self.contrast.memory_bank  # lightly does not save the queue; a resumed run needs it
         for name in ("bank", "bank_ptr"):
             bank.register_buffer(name, getattr(bank, name), persistent=True)
 
@@ -42,13 +42,13 @@ class Moco(nn.Module):
         return features, torch.cat([queries, keys])
 
     def loss(self, embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:  # noqa: ARG002
-        """InfoNCE against the queue, which then takes up the keys of all processes."""
+        """InfoNCE against the queue; then the keys of all processes join the queue."""
         queries, keys = embeddings.chunk(2)
         loss: Tensor = self.contrast(queries, keys.detach())
         return loss
 
     def spread(self, embeddings: Tensor) -> float:
-        """Spread of the queries; the keys may be another point."""
+        """Spread of the queries only: collapsed keys may lie at another point."""
         return embedding_spread(embeddings.chunk(2)[0])
 
 
@@ -61,7 +61,7 @@ def moco(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
     def update(step: int, steps: int) -> None:  # noqa: ARG001
         update_momentum(learner.queries, learner.keys, momentum)
 
-    # The place in the queue is looked up on the host in every step.
+    # Every step looks up its place in the queue on the host, which a CUDA graph cannot do.
     return Method(
         learner,
         learner.loss,

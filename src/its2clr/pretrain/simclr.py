@@ -10,7 +10,7 @@ from its2clr.training import Objective
 
 
 def simclr_objective(temperature: float) -> Objective:
-    """NT-Xent over both views, contrasted with the tiles of all processes."""
+    """NT-Xent of both views, against the tiles of all processes."""
 
     def objective(embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:  # noqa: ARG001
         return nt_xent_loss(embeddings, temperature)
@@ -20,5 +20,5 @@ def simclr_objective(temperature: float) -> Objective:
 
 @register_pretraining("simclr")
 def simclr(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
-    """SimCLR on the configured projector; both are kept."""
+    """SimCLR on the configured projector; encoder and projector are kept."""
     return Method(network, simclr_objective(config.temperature), network, contrasted=lambda tiles: 2 * tiles)

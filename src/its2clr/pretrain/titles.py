@@ -1,4 +1,4 @@
-"""The pretraining methods of the package: module and title of each. Knows no torch, so that reports start fast."""
+"""The pretraining methods of the package: module and title of each. Does not import torch, so reports start fast."""
 
 BUILT_IN = {
     "simclr": ("its2clr.pretrain.simclr", "SimCLR"),
@@ -10,5 +10,5 @@ BUILT_IN = {
 
 
 def method_title(name: str) -> str:
-    """What a method is called in tables; one of a plugin by its own name."""
+    """What a method is called in tables; a plugin's method keeps its own name."""
     return BUILT_IN[name][1] if name in BUILT_IN else name

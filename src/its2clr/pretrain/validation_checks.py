@@ -1,4 +1,4 @@
-"""How good an encoder is while it is pretrained: validation bag AUC of a quick aggregator, and when to stop by it."""
+"""Checks during pretraining: the validation bag AUC of a quick aggregator decides what is kept and when to stop."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,8 @@ class ChecksFound:
 
     Attributes:
         best_validation_auc: Highest validation AUC.
-        best_epoch: The epoch it was measured after.
-        checks_without_improvement: Checks since then.
+        best_epoch: The epoch after which it was measured.
+        checks_without_improvement: Number of checks since then.
     """
 
     best_validation_auc: float | None = None
@@ -30,10 +30,10 @@ class Checks:
     """Checks an encoder every few epochs, keeps the best, and says when to stop (paper, appendix A.2).
 
     Args:
-        network: The encoder that the pretraining would leave.
+        network: The encoder that pretraining would keep.
         context: Settings, bags, device and run.
         best: Keeps the best encoder.
-        found: What was found; saved with the training's state.
+        found: What was found so far; saved with the training's state.
     """
 
     def __init__(self, network: EmbeddingNetwork, context: Context, best: BestEncoder, found: ChecksFound) -> None:
@@ -48,7 +48,7 @@ class Checks:
         return patience is not None and self._found.checks_without_improvement >= patience
 
     def after(self, epoch: int) -> None:
-        """Check after an epoch, if it is time; a better encoder becomes the best."""
+        """Check the encoder after an epoch, if a check is due; a better encoder becomes the best."""
         config, found = self._config, self._found
         if config.check_every == 0 or (epoch % config.check_every and epoch != config.epochs):
             return
@@ -62,12 +62,12 @@ class Checks:
         self._context.run.log("pretrain_check", epoch, config.epochs, {"validation_auc": auc, "improved": improved})
         if self.stopped and epoch < config.epochs:
             self._context.engine.say(
-                f"pretrain: no better validation bag AUC than {found.best_validation_auc:.3f} (epoch "
-                f"{found.best_epoch}) in {config.patience} checks; stopped after epoch {epoch}"
+                f"pretrain: stopped after epoch {epoch}: {config.patience} checks without a validation bag AUC above "
+                f"{found.best_validation_auc:.3f} (epoch {found.best_epoch})"
             )
 
     def best(self) -> EmbeddingNetwork:
-        """The encoder to keep: the best one checked, or without checks the last."""
+        """The encoder to keep: that of the best check, or without checks the last."""
         if self._found.best_epoch is None:
             return self._network
         self._context.engine.barrier()

@@ -15,12 +15,12 @@ from its2clr.refine.sampling import epoch_batches, epoch_pools
 
 
 def refine(network: EmbeddingNetwork, context: Context, source: LabelSource, best: BestEncoder) -> int:
-    """Refine the encoder with instance labels made from bag labels; goes on from the run's last finished epoch.
+    """Refine the encoder with instance labels made from bag labels; a stopped run continues after its last saved epoch.
 
-    The start counts as a round: if no later one has a validation AUC as high, it stays the best.
+    The first round measures the start: if no later round has a validation AUC as high, the start is the result.
 
     Args:
-        network: f and psi, pretrained; trained in place.
+        network: f and psi of the start; trained in place.
         context: Settings, bags, device and run.
         source: Where instance labels come from: in the paper, the aggregator.
         best: Keeps the encoder of every round that passes the gate.

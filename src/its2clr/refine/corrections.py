@@ -1,4 +1,4 @@
-"""Corrections by a person: what was marked as truly positive or negative in QuPath enters refinement as trusted."""
+"""Corrections by a person: tiles marked in QuPath as truly positive or negative are trusted in refinement."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +15,9 @@ from its2clr.files import atomic_path
 
 POSITIVE = "Confirmed positive"
 NEGATIVE = "Confirmed negative"
-"""Classes of the marked areas or tiles, in any case of letters."""
+"""Classes of the marked areas or tiles, in upper or lower case."""
 LEAST_SHARE = 0.5
-"""A tile is marked when this much of it is."""
+"""A tile counts as marked if at least this share of it is marked."""
 UNKNOWN = -1
 """An instance that nobody marked."""
 FILE = "corrections.csv"
@@ -27,19 +27,19 @@ Trusted = NDArray[np.int8]
 
 
 def trusted_instances(corrections: Path, train: Cohort, run: Path, say: Callable[[str], None]) -> Trusted:
-    """What is trusted of each training instance; kept in the run, so that it goes on with what it began with.
+    """What a person marked for each training instance; saved in the run, so that a stopped run continues with it.
 
     Args:
         corrections: A folder with a GeoJSON file per corrected bag, named like the bag.
-        train: The training bags; corrections of other bags are not looked at.
+        train: The training bags; corrections of other bags are ignored.
         run: Folder of the run.
-        say: Told how much was marked.
+        say: Called with a message about how much was marked.
 
     Returns:
-        (N,) 1 (positive), 0 (negative) or -1 (nobody says).
+        (N,) 1 (positive), 0 (negative) or -1 (not marked).
 
     Raises:
-        InputError: The corrections cannot be read or contradict a bag's label or one another.
+        InputError: The corrections cannot be read, or contradict each other or a bag's label.
     """
     kept = run / FILE
     if kept.is_file():
@@ -56,7 +56,9 @@ def trusted_instances(corrections: Path, train: Cohort, run: Path, say: Callable
 def read_corrections(folder: Path, train: Cohort, say: Callable[[str], None]) -> Trusted:
     """Read a folder of corrections; see `trusted_instances`."""
     if not folder.is_dir():
-        raise InputError(f"refine.corrections: {folder} is no folder; give one with a GeoJSON file per corrected bag")
+        raise InputError(
+            f"refine.corrections: {folder} is not a folder; give one with a GeoJSON file for each corrected bag"
+        )
     files = {path.stem: path for path in sorted([*folder.glob("*.geojson"), *folder.glob("*.json")])}
     trusted = np.full(train.n_instances, UNKNOWN, np.int8)
     offsets, used, corrected = train.offsets(), set(), 0
@@ -69,7 +71,7 @@ def read_corrections(folder: Path, train: Cohort, say: Callable[[str], None]) ->
         if label == 0 and (found == 1).any():
             raise InputError(
                 f"{path}: marks {int((found == 1).sum())} tiles of bag {bag_id!r} as positive, but the bag is labelled "
-                "negative; correct the label in the manifest, or the marks"
+                "negative; correct the marks, or the label in the manifest"
             )
         trusted[offsets[number] : offsets[number + 1]] = found
         corrected += bool((found != UNKNOWN).any())
@@ -78,17 +80,17 @@ def read_corrections(folder: Path, train: Cohort, say: Callable[[str], None]) ->
     if not used:
         raise InputError(
             f"refine.corrections: {folder} holds no GeoJSON file named like a training bag "
-            f"({train.bags['bag_id'].iloc[0]}.geojson, for example), but {listed or 'none at all'}; only training bags "
-            "can be corrected: `its2clr geojson RUN --split train` exports them"
+            f"({train.bags['bag_id'].iloc[0]}.geojson, for example); it holds {listed or 'none at all'}. Only training "
+            "bags can be corrected: `its2clr geojson RUN --split train` exports them"
         )
     if not corrected:
         raise InputError(
-            f"refine.corrections: nothing is marked in the {len(used)} files of {folder}: give at least half of a tile "
-            f"the class {POSITIVE!r} or {NEGATIVE!r}"
+            f"refine.corrections: nothing is marked in the {len(used)} files of {folder}; a mark covers at least half "
+            f"of a tile and has the class {POSITIVE!r} or {NEGATIVE!r}"
         )
     say(
         f"corrections: {int((trusted == 1).sum())} tiles positive and {int((trusted == 0).sum())} negative in "
-        f"{corrected} training bags" + (f"; not used, not named like a training bag: {listed}" if others else "")
+        f"{corrected} training bags" + (f"; not used, as not named like a training bag: {listed}" if others else "")
     )
     return trusted
 
@@ -104,7 +106,7 @@ def _of_bag(path: Path, tiles: TileFile) -> Trusted:
     both = int((marked[POSITIVE] & marked[NEGATIVE]).sum())
     if both:
         raise InputError(
-            f"{path}: {both} tiles are marked as both {POSITIVE!r} and {NEGATIVE!r}; let one of them stand"
+            f"{path}: {both} tiles are marked as both {POSITIVE!r} and {NEGATIVE!r}; remove one of the marks"
         )
     return np.select([marked[POSITIVE], marked[NEGATIVE]], [1, 0], UNKNOWN).astype(np.int8)
 

@@ -1,4 +1,4 @@
-"""Which weights of the encoder a refinement trains: all, those after a block, or low-rank changes of some layers."""
+"""Which weights of the encoder a refinement trains: all, those after a block, or low-rank changes to some layers."""
 
 import copy
 import importlib.util
@@ -14,15 +14,15 @@ from its2clr.seeds import derive_seed
 
 
 def limit_training(encoder: Encoder, config: RefineConfig, seed: int) -> None:
-    """Freeze what the settings say, in place; low-rank layers are put where they are wanted.
+    """Freeze weights and add low-rank layers as the settings say, in place.
 
     Args:
         encoder: The encoder to be refined.
         config: `freeze_until` and `lora`.
-        seed: What low-rank layers are drawn from.
+        seed: Seed of the low-rank layers.
 
     Raises:
-        InputError: The encoder has no such block or layer, nothing of it is left to train, or peft is missing.
+        InputError: The encoder has no such block or layer, nothing is left to train, or peft is missing.
     """
     check_limits(encoder, config)
     if config.freeze_until is not None:
@@ -32,10 +32,10 @@ def limit_training(encoder: Encoder, config: RefineConfig, seed: int) -> None:
 
 
 def check_limits(encoder: Encoder, config: RefineConfig) -> None:
-    """Look whether the encoder has the blocks and layers that the settings name, and peft is there if it is needed.
+    """Check that the encoder has the blocks and layers that the settings name, and that peft is there if needed.
 
     Raises:
-        InputError: It has not.
+        InputError: Something is missing.
     """
     if config.freeze_until is not None:
         _frozen_blocks(encoder, config.freeze_until)
@@ -46,7 +46,7 @@ def check_limits(encoder: Encoder, config: RefineConfig) -> None:
 
 
 def freeze_until(encoder: Encoder, block: str) -> None:
-    """Freeze all up to and with a block: no gradients, and batch norm stays in evaluation mode.
+    """Freeze everything up to and including a block: no gradients, and batch norm stays in evaluation mode.
 
     Args:
         encoder: Changed in place.
@@ -56,7 +56,7 @@ def freeze_until(encoder: Encoder, block: str) -> None:
         InputError: There is no such block, or nothing is left to train.
     """
     frozen = _frozen_blocks(encoder, block)
-    own = list(encoder.backbone.parameters(recurse=False))  # class token and positions stand before all blocks
+    own = list(encoder.backbone.parameters(recurse=False))  # class token and positions come before all blocks
     for parameter in [*own, *(parameter for module in frozen for parameter in module.parameters())]:
         parameter.requires_grad = False
     encoder.frozen = tuple(frozen)
@@ -64,7 +64,7 @@ def freeze_until(encoder: Encoder, block: str) -> None:
 
 
 def without_lora(network: EmbeddingNetwork) -> EmbeddingNetwork:
-    """The network with its low-rank changes added to plain weights; itself where it has none."""
+    """A copy whose low-rank changes are added to the plain weights; the network itself if it has none."""
     if not any(name.endswith("lora_A") for name, _ in network.named_modules()):
         return network
     plain = copy.deepcopy(network)
@@ -77,7 +77,7 @@ def without_lora(network: EmbeddingNetwork) -> EmbeddingNetwork:
 
 
 def _blocks(encoder: Encoder) -> Iterator[tuple[str, nn.Module]]:
-    """Blocks of the backbone in the order of its children; a sequence is given part by part."""
+    """Blocks of the backbone in the order of its children; of a sequence, its parts."""
     for name, child in encoder.backbone.named_children():
         if isinstance(child, nn.Sequential | nn.ModuleList) and len(child):
             yield from ((f"{name}.{part}", module) for part, module in child.named_children())
@@ -93,7 +93,7 @@ def _frozen_blocks(encoder: Encoder, block: str) -> list[nn.Module]:
             f"refine.freeze_until: the encoder has no block {block!r}; it has {', '.join(name for name, _ in blocks)}"
         )
     if not any(parameter.numel() for _, module in blocks[last + 1 :] for parameter in module.parameters()):
-        raise InputError(f"refine.freeze_until={block}: nothing of the encoder is left to train; name an earlier block")
+        raise InputError(f"refine.freeze_until={block} leaves nothing of the encoder to train; name an earlier block")
     return [module for _, module in blocks[: last + 1]]
 
 
@@ -104,7 +104,7 @@ def _check_targets(encoder: Encoder, targets: list[str]) -> None:
         known = sorted({".".join(name.split(".")[-2:]) for name in layers})
         raise InputError(
             f"refine.lora.targets: no linear layer of the encoder is named {', '.join(missing)}; it has "
-            f"{', '.join(known) or 'none: LoRA is for transformers, take refine.freeze_until'}"
+            f"{', '.join(known) or 'none: LoRA is for transformers, use refine.freeze_until instead'}"
         )
 
 

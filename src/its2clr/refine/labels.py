@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 from its2clr.refine.pseudo_labels import Indices, Pools
 
 Trusted = NDArray[np.int8]
-"""What a person said of each instance: 1 (positive), 0 (negative), -1 (nothing)."""
+"""What a person marked each instance as: 1 (positive), 0 (negative), -1 (not marked)."""
 
 
 class InstanceLabels(NamedTuple):
-    """Labels of the training instances, with how sure they are.
+    """Labels of the training instances, as probabilities and a threshold.
 
     Attributes:
-        probabilities: (N,) of each instance to be positive.
+        probabilities: (N,) probability that each instance is positive.
         threshold: eta; above it an instance is labelled positive.
-        epoch: After which the round was that they come from; -1 if from none.
+        epoch: The labels come from the round after this epoch; -1 if from no round.
     """
 
     probabilities: NDArray[np.float32]
@@ -26,28 +26,28 @@ class InstanceLabels(NamedTuple):
 
 
 class LabelSource(Protocol):
-    """Says which labels training goes on with after a round."""
+    """Decides which labels the training uses after a round."""
 
     def labels(self, read: InstanceLabels, current: InstanceLabels | None) -> InstanceLabels:
         """Line 13: the labels from here on.
 
         Args:
-            read: What the reader says now.
+            read: The reader's labels of this round.
             current: The labels so far; None in the first round.
         """
 
     def pools(self, pools: Pools) -> Pools:
-        """Pools of an epoch, with what this source knows for certain."""
+        """Pools of an epoch, corrected by what this source knows for certain."""
 
     def columns(self) -> dict[str, NDArray[np.int8]]:
-        """More columns for the table of a round."""
+        """Additional columns for the table of a round."""
 
 
 class PseudoLabels:
     """The reader's scores, as in the paper.
 
     Args:
-        iterative: Whether they are replaced in later rounds; if not, the first ones stay.
+        iterative: Whether later rounds replace them; if not, the first ones stay.
     """
 
     def __init__(self, *, iterative: bool) -> None:
@@ -67,11 +67,11 @@ class PseudoLabels:
 
 
 class CorrectedLabels(PseudoLabels):
-    """The reader's scores, but for instances that a person marked.
+    """The reader's scores, except for instances that a person marked.
 
     Args:
-        trusted: (N,) what the person said.
-        iterative: As of `PseudoLabels`.
+        trusted: (N,) what the person marked.
+        iterative: See `PseudoLabels`.
     """
 
     def __init__(self, trusted: Trusted, *, iterative: bool) -> None:
@@ -79,12 +79,12 @@ class CorrectedLabels(PseudoLabels):
         self._trusted = trusted
 
     def labels(self, read: InstanceLabels, current: InstanceLabels | None) -> InstanceLabels:
-        """See `LabelSource`; a marked instance has the probability of what it is."""
+        """See `LabelSource`; a marked instance gets probability 1 or 0."""
         known = np.where(self._trusted < 0, read.probabilities, self._trusted).astype(np.float32)
         return super().labels(read._replace(probabilities=known), current)
 
     def pools(self, pools: Pools) -> Pools:
-        """Every marked instance is used, whatever the pacing; a negative one counts like one of a negative bag."""
+        """Every marked instance is used, regardless of pacing; a negative one counts like one of a negative bag."""
 
         def others(rows: Indices) -> Indices:
             return rows[self._trusted[rows] < 0]
@@ -105,7 +105,7 @@ class GroundTruth(PseudoLabels):
 
     Args:
         truth: (N,) 1 or 0.
-        threshold: Anything between them.
+        threshold: Any number between them.
     """
 
     def __init__(self, truth: NDArray[np.int8], threshold: float) -> None:
@@ -113,5 +113,5 @@ class GroundTruth(PseudoLabels):
         self._truth = InstanceLabels(truth.astype(np.float32), threshold)
 
     def labels(self, read: InstanceLabels, current: InstanceLabels | None) -> InstanceLabels:  # noqa: ARG002
-        """See `LabelSource`; the reader is not listened to."""
+        """See `LabelSource`; what the reader says is ignored."""
         return current or self._truth

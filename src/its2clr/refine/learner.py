@@ -1,4 +1,4 @@
-"""What trains the encoder in Algorithm 1 (line 16), and all that has to survive a stop."""
+"""What trains the encoder in Algorithm 1 (line 16), and everything a stopped run needs to continue."""
 
 import math
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class Progress:
     """What a refinement has found so far; saved with the network.
 
     Attributes:
-        probabilities: (N,) of the labels in use.
-        threshold: Of the labels in use.
-        labels_epoch: After which epoch the labels in use were made.
+        probabilities: (N,) probabilities of the labels in use.
+        threshold: Threshold of the labels in use.
+        labels_epoch: Epoch after which the labels in use were made.
         best_epoch: Epoch whose encoder is the best so far.
-        best_validation_auc: Its validation AUC.
-        epochs_collapsed: Epochs in a row that looked collapsed.
+        best_validation_auc: Validation AUC of that encoder.
+        epochs_collapsed: How many epochs in a row looked collapsed.
     """
 
     probabilities: Tensor | None = None
@@ -44,23 +44,23 @@ class Progress:
         return InstanceLabels(self.probabilities.numpy(), self.threshold, self.labels_epoch)
 
     def use(self, labels: InstanceLabels) -> None:
-        """Take labels into use."""
+        """Use these labels from now on."""
         self.probabilities, self.threshold = torch.from_numpy(labels.probabilities), labels.threshold
         self.labels_epoch = labels.epoch
 
 
 class Learner:
-    """The network with its objective and optimiser, one epoch at a time; goes on from the last epoch saved.
+    """The network with its objective and optimiser, trained one epoch at a time; continues after the last saved epoch.
 
     Args:
-        network: f and psi, pretrained; trained in place.
-        context: What the training works on.
+        network: f and psi of the start; trained in place.
+        context: Settings, bags, device and run.
 
     Attributes:
-        epochs_done: Epochs finished before a stop.
+        epochs_done: Epochs that were finished and saved before a stop.
         progress: What was found so far.
-        steps: Steps of an epoch.
-        batch_size: Instances of a step, over all processes.
+        steps: Steps per epoch.
+        batch_size: Instances per step, over all processes.
     """
 
     def __init__(self, network: EmbeddingNetwork, context: Context) -> None:
@@ -87,7 +87,7 @@ class Learner:
         self._guard = CollapseGuard("refine", rows, patience, self.progress) if prepared.contrastive else None
 
     def train(self, batches: Batches, epoch: int, labels: InstanceLabels | None) -> None:
-        """Train one epoch (1 to T) on batches drawn by some labels, and save both.
+        """Train one epoch (1 to T) on these batches, and save the network and the labels the batches were drawn with.
 
         Raises:
             TrainingError: The loss became not-a-number or the representation collapsed.

@@ -1,7 +1,7 @@
-"""What the encoder learns from labelled instances: the contract of an objective, the registry, and the built-in ones.
+"""How the encoder learns from labelled instances: the contract of an objective, the registry, and the built-in ones.
 
-An objective is one function under `@register_objective("name")`; it is then a value of the setting
-`refine.objective`. Loop, sampling, updates and selection are the same for all of them.
+An objective is one function under `@register_objective("name")`; the setting `refine.objective` can then name it.
+Loop, sampling, rounds and selection are the same for all objectives.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ class Prepared:
     """An objective ready for training.
 
     Attributes:
-        network: The encoder with the head the loss needs; what is trained.
+        network: The encoder with the head that the loss needs; both are trained.
         loss: Head outputs of both views, labels and anchors of the batch -> scalar.
-        contrastive: Whether a loss of log(2B - 1) without spread means collapse, which the loop then watches for.
+        contrastive: Whether a loss of log(2B - 1) without spread means collapse; the loop then watches for it.
     """
 
     network: EmbeddingNetwork
@@ -34,7 +34,7 @@ class Prepared:
 
 
 Prepare = Callable[[EmbeddingNetwork, RefineConfig, int], Prepared]
-"""Network with the start's projector as head, settings of the refinement, seed -> what is trained, and the loss."""
+"""Network with the start's projector as head, settings of the refinement, seed -> network to train, and the loss."""
 
 OBJECTIVES: Registry[Prepare] = Registry("objective", {})
 register_objective = OBJECTIVES.register
@@ -53,7 +53,7 @@ def supervised_contrastive(network: EmbeddingNetwork, config: RefineConfig, seed
 
 @register_objective("cross_entropy")
 def cross_entropy(network: EmbeddingNetwork, config: RefineConfig, seed: int) -> Prepared:  # noqa: ARG001
-    """A linear classifier in place of the projector, trained with the pseudo labels as they are."""
+    """A linear classifier instead of the projector, trained with the pseudo labels."""
     classifier = nn.Linear(network.encoder.feature_dim, 1)
     nn.init.normal_(
         classifier.weight, std=0.01, generator=torch_generator(classifier.weight.device, seed, "classifier")

@@ -1,13 +1,13 @@
-"""Self-pacing: which share of the pseudo labels, most confident first, an epoch may use."""
+"""Self-pacing: which share of the most confident pseudo labels an epoch may use."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Pacing:
-    """The ratio r of section 3.2: r_0 up to the end of the warm-up, then linear to r_T at the last epoch.
+    """The ratio r of section 3.2: r_0 until the end of the warm-up, then a linear rise to r_T at the last epoch.
 
-    Epochs are counted as in the paper: the warm-up is epochs 1 to `warmup_epochs`, the last is `epochs`.
+    Epochs are counted as in the paper: the warm-up is epochs 1 to `warmup_epochs`, the last epoch is `epochs`.
 
     Attributes:
         initial: r_0.

@@ -14,9 +14,9 @@ class Pools(NamedTuple):
     """Instances to sample from, as ascending indices into the flat order of all instances.
 
     Attributes:
-        negative_bag: X-neg, every instance of a negative bag; truly negative.
-        pseudo_positive: X+pos(r), most confident share of the pseudo-positives of positive bags.
-        pseudo_negative: X-pos(r), most confident share of the pseudo-negatives of positive bags.
+        negative_bag: X-neg, all instances of negative bags; truly negative.
+        pseudo_positive: X+pos(r), the most confident share of the pseudo-positives of positive bags.
+        pseudo_negative: X-pos(r), the most confident share of the pseudo-negatives of positive bags.
     """
 
     negative_bag: Indices
@@ -31,15 +31,16 @@ def partition(
     ratio: float,
     bag_ids: ArrayLike | None = None,
 ) -> Pools:
-    """Split instances into the pools and keep the most confident share of each pseudo-labelled one.
+    """Split instances into the pools, and keep the most confident share of the two pseudo-labelled ones.
+
+    If no instance of a positive bag passes the threshold, its top instance counts as positive.
 
     Args:
-        probabilities: (N,) instance probabilities in flat order; or one array per bag, which are joined in order.
-        bag_labels: With flat probabilities (N,), the label of each instance's bag; else one label per bag.
-        threshold: eta; a probability above it makes a pseudo-positive.
-        ratio: r in (0, 1]; share of each pool kept, rounded up.
-        bag_ids: (N,) bag of each flat instance. A positive bag in which no instance passes the threshold still
-            holds a positive: its top instance. Without ids all flat instances of positive bags count as one bag.
+        probabilities: (N,) instance probabilities in flat order; or one array per bag, joined in order.
+        bag_labels: With flat probabilities (N,), the label of each instance's bag; otherwise one label per bag.
+        threshold: eta; an instance of a positive bag with a probability above it is pseudo-positive.
+        ratio: r in (0, 1]; share of each pool that is kept, rounded up.
+        bag_ids: (N,) bag of each flat instance; without it all flat instances of positive bags count as one bag.
 
     Raises:
         ValueError: Shapes do not fit together, or ratio or threshold is out of range.
@@ -63,13 +64,16 @@ def pseudo_labels(
     bags: NDArray[np.int64],
     threshold: float,
 ) -> NDArray[np.bool_]:
-    """Line 13 of Algorithm 1: positive where a positive bag's instance passes the threshold, or is its bag's top."""
+    """Line 13 of Algorithm 1: an instance of a positive bag is positive if it passes the threshold.
+
+    If none of its bag passes, the bag's top instance is positive.
+    """
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold must be in [0, 1], got {threshold}")
     positive = in_positive_bag & (probabilities > threshold)
     without = in_positive_bag & ~np.isin(bags, bags[positive])
     rows = np.flatnonzero(without)
-    # Sorted by bag, then by falling probability: the first row of a bag is its top instance.
+    # Sorted by bag, then from high to low probability: the first row of a bag is its top instance.
     rows = rows[np.lexsort((rows, -probabilities[rows], bags[rows]))]
     _, first = np.unique(bags[rows], return_index=True)
     positive[rows[first]] = True
@@ -80,7 +84,7 @@ def negative_bag_threshold(probabilities: NDArray[np.floating[Any]], rate: float
     """The smallest score that at most a share `rate` of known negatives exceed.
 
     Args:
-        probabilities: (N,) scores of instances of negative bags, at best ones the aggregator was not trained on.
+        probabilities: (N,) scores of instances of negative bags, preferably bags the aggregator was not trained on.
         rate: Share of them that may pass.
     """
     return float(np.quantile(probabilities, 1 - rate, method="higher"))
@@ -103,7 +107,7 @@ def _flat(
         )
     else:
         if bag_ids is not None:
-            raise ValueError("bag_ids go with flat probabilities; with one array per bag the bags are known")
+            raise ValueError("give bag_ids with flat probabilities only; one array per bag says which bags there are")
         if len(per_bag) != len(labels):
             raise ValueError(f"{len(per_bag)} bags of probabilities but {len(labels)} bag labels")
         sizes = [len(bag) for bag in per_bag]

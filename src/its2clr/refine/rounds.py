@@ -1,4 +1,4 @@
-"""A round of Algorithm 1: the reader is trained on the bags' features, and says what it thinks of every instance."""
+"""A round of Algorithm 1: the reader is trained on the features of the bags and scores every instance."""
 
 import time
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from its2clr.refine.sampling import epoch_pools
 
 
 class RoundFeatures(NamedTuple):
-    """Features of training and validation bags, by the encoder as it is now; `started` says when the round began."""
+    """Features of training and validation bags by the current encoder; `started` says when the round began."""
 
     train: BagFeatures
     validation: BagFeatures
@@ -39,8 +39,8 @@ class Reading:
         probabilities: (aggregators, N) instance probabilities of the training instances.
         threshold: Probability above which an instance is pseudo-positive.
         seconds: How long the round took.
-        epoch: After which epoch it was.
-        aggregators: The trained aggregators; only in the first process.
+        epoch: The epoch before the round; 0 for the first round.
+        aggregators: The trained aggregators; in the first process only.
     """
 
     validation_auc: float
@@ -52,15 +52,15 @@ class Reading:
 
     @property
     def labels(self) -> InstanceLabels:
-        """What the aggregators say together."""
+        """Labels from the mean probability of the aggregators."""
         return InstanceLabels(self.probabilities.mean(axis=0), self.threshold, self.epoch)
 
 
 class Reader:
-    """The aggregator whose instance scores become pseudo labels, trained anew in every round.
+    """The aggregator whose instance scores become pseudo labels; a new one is trained in every round.
 
     Args:
-        context: What the training works on.
+        context: Settings, bags, device and run.
     """
 
     def __init__(self, context: Context) -> None:
@@ -77,7 +77,7 @@ class Reader:
     def read(self, features: RoundFeatures, epoch: int) -> Reading:
         """Lines 7 to 9: train the aggregators after an epoch and measure them on the validation bags.
 
-        The first process trains them, the others receive what it found.
+        The first process trains them and sends the results to the others.
         """
         trained: list[TrainedAggregators] = []
 
@@ -93,12 +93,12 @@ class Reader:
 
 
 def threshold_by_rule(config: RefineConfig, validation: Bags, probabilities: NDArray[np.floating[Any]]) -> float:
-    """Probability above which an instance is pseudo-positive, as `threshold_rule` has it.
+    """Probability above which an instance is pseudo-positive, according to `threshold_rule`.
 
     Args:
-        config: The rule, and its numbers.
+        config: The rule and its numbers.
         validation: Validation bags.
-        probabilities: (N,) of their instances, by the aggregator whose scores are to be cut.
+        probabilities: (N,) probabilities of their instances by the reader.
     """
     if config.threshold_rule == "fixed":
         return config.threshold
@@ -107,17 +107,17 @@ def threshold_by_rule(config: RefineConfig, validation: Bags, probabilities: NDA
 
 
 class Gate:
-    """Line 11: a round passes if no round before it had a higher validation AUC; the first one always does.
+    """Line 11: a round passes if no earlier round had a higher validation AUC; the first one always passes.
 
     Args:
-        progress: Where the highest AUC and the best epoch are kept.
+        progress: Keeps the highest AUC and the best epoch.
     """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def passes(self, auc: float, epoch: int) -> bool:
-        """Whether the round after an epoch is at least as good as every one before."""
+        """Whether the round after this epoch is at least as good as every earlier one; if so, it becomes the best."""
         progress = self._progress
         if progress.best_validation_auc is not None and auc < progress.best_validation_auc:
             return False
@@ -140,7 +140,7 @@ def record_round(
         context: Settings, bags, device and run.
         reading: What the reader found.
         source: Where labels come from.
-        labels: What training goes on with.
+        labels: The labels that training uses next.
         improved: Whether the round passed the gate.
     """
     config, run, epoch = context.config.refine, context.run, reading.epoch
@@ -160,7 +160,7 @@ def record_round(
 
 
 def _table(reading: Reading, train: Bags, source: LabelSource, selected: Pools) -> pd.DataFrame:
-    """One row per training instance: what the reader said, what it was called, and whether it is trained with."""
+    """One row per training instance: the reader's probability, the pseudo label, and whether the next epoch uses it."""
     bag = train.bag_of_instance
     called = source.labels(reading.labels, None)
     positive = pseudo_labels(called.probabilities, train.labels[bag].astype(bool), bag, called.threshold)

@@ -19,16 +19,16 @@ from its2clr.training import Batches
 def epoch_pools(labels: InstanceLabels | None, train: Bags, config: RefineConfig, epoch: int) -> Pools:
     """The instances an epoch (1 to T) may use, as section 3.2 selects them.
 
-    Self-paced: in the warm-up, all pseudo-positives against the negative bags; after it the most confident share r.
-    Without self-pacing, and with true labels: every label from the first epoch on.
+    With self-pacing, the warm-up uses all pseudo-positives and the instances of negative bags; later epochs use the
+    most confident share r. Without self-pacing, or with true labels, every label is used from the first epoch on.
 
     Args:
-        labels: Of the training instances.
+        labels: Labels of the training instances.
         train: Training bags.
         config: Settings of Algorithm 1.
         epoch: 1 to T.
     """
-    assert labels is not None, "the first round passes the gate, so there are labels"
+    assert labels is not None, "the first round always passes the gate, so there are labels"
     pacing = Pacing(config.initial_ratio, config.final_ratio, config.warmup_epochs, config.epochs)
     warming_up = is_warm_up(config, epoch)
     bag = train.bag_of_instance
@@ -43,7 +43,7 @@ def epoch_pools(labels: InstanceLabels | None, train: Bags, config: RefineConfig
 
 
 def is_paced(config: RefineConfig) -> bool:
-    """Whether pseudo labels are taken up by confidence; true labels need no pacing."""
+    """Whether only the most confident labels are used; true labels need no pacing."""
     return config.self_paced and config.labels == "pseudo"
 
 
@@ -74,12 +74,12 @@ def sample_batches(
 ) -> Batches:
     """Draw the batches of one epoch.
 
-    A share `positive_fraction` of every batch comes from the pseudo-positives, the rest from the negatives. Within
-    the batch, the rows of an anchor's pseudo label are its same-set S_x, the others its different-set D_x.
+    A share `positive_fraction` of every batch comes from the pseudo-positives, the rest from the negatives. Rows of the
+    batch with the anchor's own pseudo label are its same-set S_x, the others its different-set D_x.
 
-    In the warm-up the negatives are negative-bag instances only and `warmup_anchors` says which side is anchors
-    ("negative" in the paper). After it (None) the negatives are the negative-bag instances together with the
-    selected pseudo-negatives, and every row is an anchor, so `positive_fraction` of the anchors are positive.
+    In the warm-up all negatives come from negative bags, and `warmup_anchors` says whether negatives or positives are
+    the anchors (in the paper: negatives). After the warm-up (None) the selected pseudo-negatives join the negatives,
+    and every row is an anchor, so `positive_fraction` of the anchors are positive.
 
     Args:
         pools: The pools of this epoch.
@@ -87,18 +87,18 @@ def sample_batches(
         batch_size: Rows per batch.
         positive_fraction: p_+.
         generator: Source of randomness.
-        warmup_anchors: Side that is anchors during the warm-up; None after it.
+        warmup_anchors: Which rows are anchors in the warm-up; None after it.
 
     Raises:
-        TrainingError: A pool that is needed is empty.
+        TrainingError: There are no positives or no negatives.
     """
     negatives = pools.negative_bag
     if warmup_anchors is None:
         negatives = np.concatenate([pools.negative_bag, pools.pseudo_negative])
     if len(negatives) == 0 or len(pools.pseudo_positive) == 0:
         raise TrainingError(
-            f"refinement needs instances of both kinds, got {len(pools.pseudo_positive)} pseudo-positive and "
-            f"{len(negatives)} negative: the training split needs positive and negative bags"
+            f"refinement needs both positive and negative instances, got {len(pools.pseudo_positive)} pseudo-positive "
+            f"and {len(negatives)} negative; the training split must hold positive and negative bags"
         )
     positive_rows = min(max(round(positive_fraction * batch_size), 1), batch_size - 1)
     positives = cycle(pools.pseudo_positive, steps * positive_rows, generator).reshape(steps, -1)
@@ -108,13 +108,13 @@ def sample_batches(
     anchors = np.ones((steps, batch_size), dtype=bool)
     if warmup_anchors is not None:
         anchors = labels == (1 if warmup_anchors == "positive" else 0)
-    # One shuffle of the columns spreads the positives over the shares of several processes.
+    # Shuffling the columns once spreads the positives evenly over several processes.
     columns = generator.permutation(batch_size)
     indices = np.concatenate([positives, rest], axis=1)
     return Batches(*(torch.from_numpy(part[:, columns].copy()) for part in (indices, labels, anchors)))
 
 
 def cycle(pool: Indices, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """`count` draws that use every member equally often: random orders of the pool, one after the other."""
+    """`count` draws in which every member comes equally often: random orders of the pool, one after another."""
     rounds = -(-count // len(pool))
     return np.concatenate([generator.permutation(pool) for _ in range(rounds)])[:count]

@@ -1,4 +1,4 @@
-"""What is random about views: drawn for a batch at once, the same for the plain operations and the fused kernel."""
+"""The random part of views, drawn for a whole batch; the plain operations and the fused kernel both use it."""
 
 import math
 from typing import NamedTuple
@@ -16,15 +16,15 @@ class Drawn(NamedTuple):
     """What was drawn for every view of a batch of M.
 
     Attributes:
-        numbers: (12, M) float32, by row: top, left, height and width of the crop as shares of the side; whether it is
-            mirrored left to right, and top to bottom; whether it is gray; brightness, contrast, saturation and hue;
-            whether rows and columns change places.
+        numbers: (12, M) float32, by row: top, left, height and width of the crop as shares of the side; whether the
+            view is mirrored left to right, and top to bottom; whether it is gray; brightness, contrast, saturation and
+            hue; whether rows and columns are exchanged.
         order: (M, 4) int32, or (1, 4) for all views together: which colour operation comes first, second, ...
-        sigma: (M,) float32 of the blur; 0 where there is none.
-        blur_kernel: Taps of the blur; under 3 there is none.
+        sigma: (M,) float32 sigma of the blur; 0 for views without blur.
+        blur_kernel: Size of the blur kernel; below 3 there is no blur.
         cropped: Whether there are crops at all.
         turned: Whether there are quarter turns at all.
-        coloured: Colour operations that may change anything.
+        coloured: Colour operations that can change anything.
     """
 
     numbers: Tensor
@@ -85,7 +85,7 @@ def draw(
 
 
 def blur_kernel_size(share: float, side: int) -> int:
-    """Odd kernel size nearest below `share` of the side; under 3 there is nothing to blur."""
+    """Odd kernel size near `share` of the side; below 3 there is no blur."""
     size = int(share * side)
     return size + 1 if size % 2 == 0 and size > 0 else size
 

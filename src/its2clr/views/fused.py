@@ -1,11 +1,11 @@
 """Random views of tiles in one pass over memory: a Triton kernel that reads the stored bytes and writes finished views.
 
-Gathering the tiles, crop, flips, colours and grayscale are one kernel, one program per view: it samples the stored
-tile where the view looks, applies the colour operations in the view's own order, and writes channels last. Contrast
-needs the mean luma of the picture as it is at that moment, so a program goes over its pixels twice. Blurred views then
+One kernel gathers the tiles and does crop, flips, colours and grayscale, with one program per view. A program samples
+the stored tile at the view's pixels, applies the colour operations in the view's own order, and writes channels last.
+Contrast needs the mean luma of the picture just before it, so a program goes over its pixels twice. Blurred views then
 get two separable passes; the others are not touched again. Everything is computed in float32.
 
-What is drawn for every view comes from `views.drawn`; `views.plain.apply` is the reference.
+The random numbers of every view come from `views.drawn`; `views.plain.apply` is the reference.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -65,7 +65,7 @@ def _colour(red, green, blue, operation, amount, mean):
 
 @triton.jit
 def _sample(tile, pixel, side, top, left, height, width, mirror_x, mirror_y, turned):
-    """The stored tile, bilinearly, where the pixels of a view look; channels one after the other in [0, 1]."""
+    """The stored tile, sampled bilinearly at the pixels of a view; the three channels in [0, 1]."""
     row = tl.where(turned != 0, pixel % side, pixel // side)
     column = tl.where(turned != 0, pixel // side, pixel % side)
     row = tl.where(mirror_y != 0, side - 1 - row, row)
@@ -153,7 +153,7 @@ def _blur_kernel(
     WIDTH: tl.constexpr,
     PIXELS: tl.constexpr,
 ):
-    """One direction of the blur (step 1: along a row, step `side`: along a column); views of sigma 0 are left out."""
+    """One direction of the blur (step 1: along a row, step `side`: along a column); skips views with sigma 0."""
     view = tl.program_id(0)
     sigma = tl.load(sigmas + view)
     if sigma > 0.0:
@@ -184,7 +184,7 @@ def fused_views(tiles: Tensor, rows: Tensor, drawn: Drawn) -> Tensor:
 
     Args:
         tiles: (N, 3, S, S) uint8, contiguous, on the device.
-        rows: (M,) int64: which tile each view is of.
+        rows: (M,) int64: the tile of each view.
         drawn: What was drawn for the M views.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Random views of a batch of tiles, made on the device with its own draw for every tile."""
+"""Random views of a batch of tiles, made on the device and drawn separately for every tile."""
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +13,13 @@ from its2clr.views.plain import apply
 class ViewMaker:
     """Makes random views of every tile of a batch: crop, flips, colour jitter, grayscale, blur.
 
-    As in torchvision's ColorJitter the colour operations come in random order: an order of its own for every view in
-    the fused kernel, one for the batch otherwise. All else is drawn for every view.
+    As in torchvision's ColorJitter, the colour operations come in random order. The fused kernel draws an order for
+    every view; otherwise the batch has one order. Everything else is drawn for every view.
 
     Args:
         config: Strengths and probabilities.
         device: Device of the tiles.
-        keys: What the random draws are derived from, e.g. the run's seed, stage, epoch and process.
+        keys: Names the random draws are derived from, e.g. the run's seed, stage, epoch and process.
         fused: Whether to make the views with the kernel of `its2clr.views.fused`; needs a GPU.
     """
 
@@ -30,7 +30,7 @@ class ViewMaker:
         self.reseed(*keys)
 
     def reseed(self, *keys: int | str) -> None:
-        """Derive the next draws from other keys."""
+        """Derive the next draws from these keys."""
         self.generator.manual_seed(derive_seed("views", *keys))
         self._host = numpy_generator("view order", *keys)
 
@@ -43,19 +43,19 @@ class ViewMaker:
 
         Args:
             tiles: (N, 3, H, W) uint8.
-            rows: (B,) which of them, on the same device.
+            rows: (B,) which tiles, on the same device.
         """
         return self._several(self.config, tiles, rows, 2)
 
     def crops(self, tiles: Tensor, rows: Tensor, count: int, scale: tuple[float, float], size: int | None) -> Tensor:
-        """More views, of small parts of the tiles: (count * B, 3, size, size), the first one of every tile first.
+        """Views of small parts of the tiles: (count * B, 3, size, size), the first view of every tile first.
 
         Args:
             tiles: (N, 3, H, W) uint8.
-            rows: (B,) which of them, on the same device.
-            count: Views of each.
-            scale: Range of the parts' area, as a share of the tile's.
-            size: Side of the views in pixels; None: the tile's.
+            rows: (B,) which tiles, on the same device.
+            count: Number of views of each tile.
+            scale: Smallest and largest area of a part, as a share of the tile's area.
+            size: Side of the views in pixels; None: the side of the tile.
         """
         views = self._several(self.config.model_copy(update={"crop_scale": scale}), tiles, rows, count)
         return views if size is None else F.interpolate(views, (size, size), mode="bilinear", antialias=True)

@@ -1,4 +1,4 @@
-"""Views made with plain operations of torch, on any device."""
+"""Views made with ordinary torch operations, on any device."""
 
 from collections.abc import Callable
 
@@ -50,7 +50,7 @@ def to_float(images: Tensor) -> Tensor:
 
 
 def resized_crop(images: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """Cut a box, given in shares of the side, out of every tile and resize it bilinearly to the full side."""
+    """Cut a box out of every tile, given in shares of the side, and resize it bilinearly to the full side."""
     theta = torch.zeros(len(images), 2, 3, device=images.device)
     theta[:, 0, 0], theta[:, 1, 1] = width, height
     theta[:, 0, 2], theta[:, 1, 2] = 2 * left + width - 1, 2 * top + height - 1
