@@ -29,13 +29,13 @@ def test_a_name_is_given_once_but_the_same_thing_may_be_imported_again() -> None
     registry: Registry[object] = Registry("objective", {})
     registry.register("a")(thing)
     registry.register("a")(thing)
-    with pytest.raises(InputError, match="there is an objective named 'a' already"):
+    with pytest.raises(InputError, match="an objective named 'a' already exists"):
         registry.register("a")(other)
 
 
 def test_a_plugin_cannot_take_the_name_of_a_built_in_that_was_not_imported_yet() -> None:
     registry: Registry[object] = Registry("aggregator", {"max": "its2clr.somewhere"})
-    with pytest.raises(InputError, match="'max' is the name of an aggregator of its2clr"):
+    with pytest.raises(InputError, match="its2clr has an aggregator named 'max'"):
         registry.register("max")(thing)
 
 

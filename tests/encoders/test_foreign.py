@@ -555,7 +555,7 @@ def test_constants_of_timms_own_weights_and_of_a_begun_run():
     assert with_constants(settings(weights="/moved/away.pth"), begun).encoder.mean == (0.1, 0.1, 0.1)
     with pytest.raises(InputError, match="is not there"):
         with_constants(settings(weights="/moved/away.pth"))
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="set only one of them"):
         EncoderConfig(weights="a.pth", pretrained=True)
 
 

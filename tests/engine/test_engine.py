@@ -234,7 +234,7 @@ def test_going_on_with_another_number_of_processes_is_refused(run):
     TrainingState(run, "refine", network, optimiser, Found()).save(1)
     tensors, state = load_checkpoint(run.checkpoint("refine"))
     save_checkpoint(run.checkpoint("refine"), tensors, {**state, "processes": 4})
-    with pytest.raises(InputError, match=r"begun by 4 process\(es\)"):
+    with pytest.raises(InputError, match=r"began with 4 process\(es\)"):
         TrainingState(run, "refine", network, optimiser, Found()).resume()
 
 

@@ -259,7 +259,7 @@ def test_the_learning_rate_rises_from_zero():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pretrain.optimiser": "adamw"}, "one for SGD"),
+        ({"pretrain.optimiser": "adamw"}, "suits SGD"),
         ({"pretrain.patience": 3}, "set check_every too"),
         ({"pretrain.warmup_epochs": 99}, "larger than epochs"),
         ({"pretrain.dino.outputs": 3}, "did you mean 'output_dim'"),
