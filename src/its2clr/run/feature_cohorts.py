@@ -1,6 +1,6 @@
 """Cohorts of features around a run: from a run's own encoder, and in one step from a folder of feature files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,27 +37,40 @@ def pack_run_features(of_run: RunFeatures, encoder: str, out: Path) -> FeatureSu
         InputError: The run has no such encoder, or the folder holds something else.
     """
     cohort = Cohort.open(of_run.run.cohort)
-    found: dict[str, _Extracted] = {}
+    found: dict[str, NDArray[np.float32]] = {}
     for name in dict.fromkeys(cohort.bags["split"].tolist()):
         part = cohort.split(name)
         features = of_run.of(encoder, part.without_labels()).features.cpu().numpy()
-        of_bags = np.split(features, part.offsets()[1:-1])
-        found |= {
-            bag_id: _Extracted(bag_id, of_bag)
-            for bag_id, of_bag in zip(part.bags["bag_id"].tolist(), of_bags, strict=True)
-        }
-    feature_dim = int(features.shape[1])
+        found |= dict(zip(part.bags["bag_id"].tolist(), np.split(features, part.offsets()[1:-1]), strict=True))
+    return pack_bag_features(cohort, found, of_run.maker(encoder), out)
+
+
+def pack_bag_features(
+    cohort: Cohort, features: Mapping[str, NDArray[np.float32]], maker: str, out: Path
+) -> FeatureSummary:
+    """Make a cohort of features of another cohort's instances; bags, splits, places and ground truth stay the same.
+
+    Args:
+        cohort: Whose instances they are.
+        features: (instances, D) features of every bag, by its id.
+        maker: What made them.
+        out: The cohort folder; new, empty, or begun with features of the same maker.
+
+    Raises:
+        InputError: The folder holds something else.
+    """
+    feature_dim = int(next(iter(features.values())).shape[1])
     packed = pack_cohort(
         out,
         feature_cohort_info(
             cohort.tile_size,
             feature_dim,
-            [of_run.maker(encoder)],
+            [maker],
             labelled=cohort.is_labelled,
             has_instance_labels=cohort.info.has_instance_labels,
         ),
         cohort.bags,
-        found,
+        {bag_id: _Extracted(bag_id, of_bag) for bag_id, of_bag in features.items()},
         finished=lambda _: None,
         pack=partial(_write_bag, cohort=cohort, out=out),
     )
