@@ -27,11 +27,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import timm
-import torch
-from safetensors.torch import save_file
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import average_precision_score, roc_auc_score
 from suite_page import START, TRUTH, merged, sections
 
 from its2clr.cohort import Cohort, load_tiles, pack_images, read_manifest
@@ -43,7 +38,6 @@ from its2clr.experiments.metrics import ENCODER_OF_STAGE
 from its2clr.experiments.plan import Job
 from its2clr.experiments.spec import Resampling
 from its2clr.files import read_json, write_json
-from its2clr.run.feature_cohorts import pack_bag_features
 from its2clr.run.saved import require_run_config
 from its2clr.run.scores import BAG_PREDICTIONS_FILE, PREDICTIONS_FILE
 from its2clr.settings import parse_override, resolve_config
@@ -147,6 +141,7 @@ def main() -> None:
 
 def run_suite(args: argparse.Namespace, rows: Mapping[str, Row], order: list[str]) -> bool:
     """Run the rows on every cohort, say what was found and add it to the results; whether a run failed."""
+    resolve_config(args.recipe, args.set)  # what is wrong with them should not wait
     cohorts = prepared(args, colour=any(row.on == COLOUR for row in rows.values()))
     tasks, unplanned = planned(args, rows, cohorts)
     failed: dict[Job, str] = {}
@@ -265,6 +260,8 @@ def pack(args: argparse.Namespace, name: str, sampling: int, images: Path | None
 
 def pack_colour_statistics(path: Path) -> None:
     """Make a cohort of 12 numbers per tile, at mean 0 and deviation 1 over the training instances."""
+    from its2clr.run.feature_cohorts import pack_bag_features
+
     if (colour_cohort(path) / "bags.csv").is_file():
         return
     cohort = Cohort.open(path)
@@ -320,6 +317,10 @@ def settings_of_row(args: argparse.Namespace, row: Row, job: Job) -> dict[str, A
 
 def encoder_of(package: str, out: Path) -> dict[str, Any]:
     """Settings of an encoder with the weights that a package brings."""
+    import timm
+    import torch
+    from safetensors.torch import save_file
+
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise NotInstalledError(f"the package {package} is not installed")
@@ -382,6 +383,8 @@ def measured(task: Task, split: str) -> dict[str, Any]:
 
 def with_copied_labels(path: Path, split: str) -> dict[str, float]:
     """Logistic regression on instances that have the labels of their bags; a bag's score is its highest."""
+    from sklearn.linear_model import LogisticRegression
+
     cohort = Cohort.open(path)
     train, part = cohort.split("train"), cohort.split(split)
     model = LogisticRegression(max_iter=1000)
@@ -392,6 +395,8 @@ def with_copied_labels(path: Path, split: str) -> dict[str, float]:
 
 
 def measures(bag_labels: Any, bags: Any, labels: Any, instances: Any) -> dict[str, float]:
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
     return {
         "bag_auc": float(roc_auc_score(bag_labels, bags)),
         "instance_auc": float(roc_auc_score(labels, instances)),
