@@ -13,6 +13,8 @@ OptionValue = bool | int | float | str | None
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 FEATURES = "features"
 """Name of the encoder, and of the recipe, for a cohort that holds features instead of tiles."""
+STANDARD = "standard"
+"""Name of the recipe that a new run takes if none is named."""
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")
 """A name on timm's hub begins with one of these."""
 

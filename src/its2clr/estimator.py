@@ -17,7 +17,7 @@ class ItS2CLR:
     """Learns from bag labels a tile representation, a bag classifier and instance scores.
 
     Args:
-        recipe: Name of a recipe or a YAML file; None takes the paper's settings.
+        recipe: Name of a recipe or a YAML file; None takes `standard`.
         run: Folder of the run. Fitting again with the same settings goes on where it stopped.
         overrides: Settings that replace the recipe's, by dotted key: `{"refine.epochs": 20}`.
         verbose: Whether to print progress.
