@@ -71,7 +71,7 @@ def test_the_usual_tile_size_is_that_of_the_images_within_bounds(tmp_path, side,
         Image.new("RGB", (side, side - 3), (number, 0, 0)).save(tmp_path / "bag" / f"{number}.png")
     (tmp_path / "bag" / "broken.png").write_bytes(b"not an image")
     (tmp_path / "m.csv").write_text("bag_id,path,label\nbag,bag,1\n")
-    assert images_module.usual_tile_size(read_manifest(tmp_path / "m.csv")) == expected
+    assert images_module.usual_tile_size(read_manifest(tmp_path / "m.csv", labelled=False)) == expected
 
 
 def test_again_skips_what_is_there(source, tmp_path):
