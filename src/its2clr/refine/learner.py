@@ -112,7 +112,8 @@ class Learner:
             TrainingError: The loss became not-a-number, or training is stuck and every remedy was tried.
         """
         run, config = self._context.run, remedied(self._context.config.refine, len(self.progress.retries))
-        if self.progress.best_epoch == epoch - 1 and self.progress.epochs_collapsed == 0:
+        passed = self.progress.best_epoch == epoch - 1
+        if self._guard is not None and passed and self.progress.epochs_collapsed == 0:
             self._state.mark_good(epoch - 1, self._before_round)
         if labels is not None:
             self.progress.use(labels)
