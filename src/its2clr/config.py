@@ -337,6 +337,11 @@ class RefineConfig(OptimiserConfig):
         None,
         description="train low-rank changes to a transformer's layers instead of its weights; null: train the weights",
     )
+    retries: Annotated[int, Field(ge=0, le=3)] = Field(
+        3,
+        description="how often a stuck refinement goes back to its last good state and tries again with gentler "
+        "settings; 0: it stops at once",
+    )
     corrections: str | None = Field(
         None, description="folder of GeoJSON files, one per bag, that mark tiles as truly positive or negative"
     )

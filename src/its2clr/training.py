@@ -138,6 +138,13 @@ class TrainingStep:
                 group["lr"] = rate
         return (self._recorded if self.replays else self._step)(rows, labels, anchors)
 
+    def change(self, objective: Objective, momentum: float) -> None:
+        """Continue with another loss and momentum; a recorded step is recorded anew."""
+        self._objective = objective
+        for group in self.optimiser.param_groups:
+            group["momentum"] = momentum
+        self._recorded = Recorded(self._step, [self.views.generator])
+
     def _step(self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None) -> tuple[Tensor, Tensor]:
         views = [self.views.pair(self._feed.tiles, rows)]
         if self._crops is not None:

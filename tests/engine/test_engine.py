@@ -11,7 +11,7 @@ from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.weights import create_network
 from its2clr.engine.checkpoint import load_checkpoint, save_checkpoint
 from its2clr.engine.devices import Engine, share_batch_norm
-from its2clr.engine.guard import CollapseGuard, embedding_spread
+from its2clr.engine.guard import PATIENCE, CollapseGuard, embedding_spread, looks_stuck
 from its2clr.engine.training_state import TrainingState
 from its2clr.errors import InputError, TrainingError
 from its2clr.files import atomic_path
@@ -142,6 +142,60 @@ def test_a_healthy_training_is_not_stopped():
     for epoch in range(20):
         guard.check(epoch, 3.0, spread=0.001)
         guard.check(epoch, math.log(100), spread=0.4)
+
+
+STUCK = {
+    "a tiny cohort, 128 rows": (
+        [4.8621, 4.8532, 4.8514, 4.8483, 4.8475, 4.8465, 4.8469, 4.8466, 4.8468, 4.846],
+        [0.0266, 0.0211, 0.0173, 0.0173, 0.0143, 0.0117, 0.0116, 0.0115, 0.0106, 0.0121],
+        128,
+    ),
+    "as first reported: the loss of a point, spread 0.016 to 0.024": (
+        [math.log(1023)] * 10,
+        [0.024, 0.021, 0.018, 0.016, 0.019, 0.022, 0.017, 0.02, 0.024, 0.016],
+        1024,
+    ),
+}
+HEALTHY = {
+    "the demo, 256 rows": (
+        [5.8787, 5.5365, 5.5315, 5.5112, 5.4885, 5.4714, 5.4152, 5.385, 5.3617, 5.347, 5.3574, 5.3394],
+        [0.0474, 0.0374, 0.0376, 0.0513, 0.0613, 0.0641, 0.0779, 0.0899, 0.0963, 0.1011, 0.0965, 0.0981],
+        256,
+    ),
+    "an adapter over features, 64 rows": (
+        [4.1493, 4.0976, 4.0611, 4.025, 4.071],
+        [0.0186, 0.1045, 0.0894, 0.1443, 0.0803],
+        64,
+    ),
+}
+
+
+@pytest.mark.parametrize(("losses", "spreads", "rows"), STUCK.values(), ids=STUCK)
+def test_a_refinement_that_stayed_stuck_for_ten_epochs_is_seen_in_the_fourth(losses, spreads, rows):
+    guard = CollapseGuard("refine", rows, PATIENCE["refine"], Found())
+    seen = [guard.sees(loss, spread) for loss, spread in zip(losses, spreads, strict=True)]
+    assert seen == [False] * 3 + [True] * 7
+
+
+@pytest.mark.parametrize(("losses", "spreads", "rows"), HEALTHY.values(), ids=HEALTHY)
+def test_a_healthy_refinement_passes_near_the_loss_of_a_point_unseen(losses, spreads, rows):
+    found = Found()
+    guard = CollapseGuard("refine", rows, PATIENCE["refine"], found)
+    for loss, spread in zip(losses, spreads, strict=True):
+        assert not guard.sees(loss, spread)
+        assert found.epochs_collapsed <= 1
+
+
+def test_a_loss_below_that_of_a_point_is_not_stuck_however_small_the_spread():
+    """At a low temperature two classes may be told apart and yet lie close together."""
+    assert looks_stuck("refine", 0.995 * math.log(1023), 0.02, math.log(1023))
+    assert not looks_stuck("refine", 0.985 * math.log(1023), 0.02, math.log(1023))
+
+
+def test_a_fresh_network_may_begin_near_a_point():
+    assert looks_stuck("refine", math.log(1023), 0.02, math.log(1023))
+    assert not looks_stuck("pretrain", math.log(1023), 0.02, math.log(1023))
+    assert looks_stuck("pretrain", math.log(1023), 0.005, math.log(1023))
 
 
 def test_spread_is_zero_for_a_point_and_near_one_for_all_directions():

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from its2clr.engine.guard import advice
 from its2clr.errors import InputError
 from its2clr.evaluation.health import (
     churn,
@@ -195,7 +196,11 @@ def test_a_refinement_that_stayed_at_its_start_is_said():
     sentence = start_kept([0.8, 0.79, 0.75], [True, False, False])
     assert sentence is not None
     assert sentence.startswith("no round improved on the start (validation AUC 0.800, later at best 0.790)")
-    assert sentence.endswith("try a higher refine.learning_rate or more refine.epochs")
+    assert sentence.endswith("Try a higher refine.learning_rate or more refine.epochs")
+    stuck = start_kept([0.8, 0.79], [True, False], advice("refine"))
+    assert stuck is not None
+    assert "a lower refine.learning_rate" in stuck
+    assert "a higher refine.learning_rate" not in stuck
     assert start_kept([0.8, 0.79, 0.81], [True, False, True]) is None
     assert start_kept([0.8], [True]) is None  # nothing was tried yet
 

@@ -59,7 +59,7 @@ def test_mocos_loss_by_hand_and_its_queue():
     method, _ = method_of("moco", temperature=0.3)
     queue = method.network.contrast.memory_bank.bank.clone()
     generator = torch.Generator().manual_seed(0)
-    queries, keys = torch.randn(4, 8, generator=generator), torch.randn(4, 8, generator=generator)
+    queries, keys = (torch.randn(4, queue.shape[1], generator=generator) for _ in range(2))
     loss = method.loss(torch.cat([queries.requires_grad_(), keys]), None, None)
     expected = []
     for query, key in zip(queries.tolist(), keys.tolist(), strict=True):

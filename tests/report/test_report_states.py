@@ -151,9 +151,14 @@ def test_a_collapse_is_seen_in_the_numbers(run):
         if entry["stage"] == "refine":
             entry |= {"loss": 4.844187086458591, "spread": 1e-4}  # log(127): two views of 64 tiles
     (run / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert "the representation collapsed" not in read(run).text  # when it continues, it will try something else
+    retry = {"seen": 4, "loss": 4.844, "collapsed_loss": 4.844, "spread": 1e-4, "back_to": 0, "remedy": "less"}
+    (run / "retries.json").write_text(json.dumps([retry, {**retry, "back_to": 2}]))
     page = read(run)
     assert "failed" in page.text
     assert "the representation collapsed to one point" in page.text
+    assert "a lower refine.learning_rate" in page.text
+    assert "it went back to the state after epoch 2 and tried less" in page.text
     assert "To go on" not in page.text
 
 

@@ -47,7 +47,7 @@ class TrainingState(Generic[Found]):
     ) -> None:
         self._run, self._stage = run, stage
         self._network, self._optimiser = network, optimiser
-        self._path = run.checkpoint(stage)
+        self._path, self._good = run.checkpoint(stage), run.checkpoint(f"{stage}-best-state")
         self._saved_at, self._cost = -float("inf"), 0.0
         self.found = found
 
@@ -56,18 +56,7 @@ class TrainingState(Generic[Found]):
         if not self._path.is_file():
             self._run.forget_after(self._stage, 0)
             return 0
-        tensors, state = load_checkpoint(self._path)
-        processes = self._run.engine.world_size
-        if state["processes"] != processes:
-            raise InputError(
-                f"{self._run.path}: {self._stage} began with {state['processes']} process(es) and cannot continue with "
-                f"{processes}, because the random draws depend on it; use {state['processes']} again"
-            )
-        load_module(self._network, under("network", tensors), self._path)
-        load_optimiser(self._optimiser, under("optimiser", tensors))
-        self._restore({**state["notes"], **under("extra", tensors)})
-        epoch: int = state["epoch"]
-        self._run.forget_after(self._stage, epoch)
+        epoch = self._load(self._path)
         self._run.engine.say(f"{self._stage}: continuing after epoch {epoch}")
         return epoch
 
@@ -78,7 +67,41 @@ class TrainingState(Generic[Found]):
         now = time.monotonic()
         if not last and now - self._saved_at < self._cost / SAVE_SHARE:
             return
-        values = {field.name: getattr(self.found, field.name) for field in fields(self.found)}
+        self._write(self._path, epoch, self.found)
+        self._saved_at = time.monotonic()
+        self._cost = self._saved_at - now
+
+    def mark_good(self, epoch: int, found: Found) -> None:
+        """Keep the network and optimiser as they are now, with what was found up to this epoch, for `go_back`."""
+        if self._run.engine.is_writer:
+            self._write(self._good, epoch, found)
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether a good state was marked."""
+        return self._good.is_file()
+
+    def go_back(self) -> int:
+        """Restore the state that was marked last; returns its epoch. What was found is restored in place."""
+        return self._load(self._good)
+
+    def _load(self, path: Path) -> int:
+        tensors, state = load_checkpoint(path)
+        processes = self._run.engine.world_size
+        if state["processes"] != processes:
+            raise InputError(
+                f"{self._run.path}: {self._stage} began with {state['processes']} process(es) and cannot continue with "
+                f"{processes}, because the random draws depend on it; use {state['processes']} again"
+            )
+        load_module(self._network, under("network", tensors), path)
+        load_optimiser(self._optimiser, under("optimiser", tensors))
+        self._restore({**state["notes"], **under("extra", tensors)})
+        epoch: int = state["epoch"]
+        self._run.forget_after(self._stage, epoch)
+        return epoch
+
+    def _write(self, path: Path, epoch: int, found: Found) -> None:
+        values = {field.name: getattr(found, field.name) for field in fields(found)}
         extra = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         notes = {name: value for name, value in values.items() if name not in extra}
         tensors = (
@@ -87,9 +110,7 @@ class TrainingState(Generic[Found]):
             | prefixed("extra", extra)
         )
         processes = self._run.engine.world_size
-        save_checkpoint(self._path, tensors, {"epoch": epoch, "processes": processes, "notes": notes})
-        self._saved_at = time.monotonic()
-        self._cost = self._saved_at - now
+        save_checkpoint(path, tensors, {"epoch": epoch, "processes": processes, "notes": notes})
 
     def _restore(self, values: Mapping[str, Any]) -> None:
         for field in fields(self.found):

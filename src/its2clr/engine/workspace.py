@@ -71,6 +71,8 @@ class Workspace:
 
     def forget_after(self, stage: str, epoch: int) -> None:
         """Drop metrics of epochs that will be repeated."""
+        if stage in self._writers:  # the next one purges what TensorBoard has of these epochs
+            self._writers.pop(stage).close()
         if self.engine.is_writer and (self.path / "metrics.jsonl").is_file():
             entries = read_metrics(self.path)
             kept = [entry for entry in entries if entry["stage"] != stage or entry["epoch"] <= epoch]

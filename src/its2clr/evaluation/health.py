@@ -265,18 +265,19 @@ def warnings_of(report: HealthReport) -> list[str]:
     return warnings
 
 
-def start_kept(aucs: Sequence[float], improved: Sequence[bool]) -> str | None:
+def start_kept(aucs: Sequence[float], improved: Sequence[bool], stuck: str | None = None) -> str | None:
     """A sentence if no round was better than the first, so that the refined encoder is the one it started from.
 
     Args:
         aucs: The validation AUC of every round that selection goes by.
         improved: Whether each round was the best so far.
+        stuck: If training was stuck: what to do about that. Otherwise more training is advised.
     """
     if len(improved) < 2 or any(improved[1:]):
         return None
     return (
         f"no round improved on the start (validation AUC {aucs[0]:.3f}, later at best {max(aucs[1:]):.3f}): the "
-        "refined encoder is the start; try a higher refine.learning_rate or more refine.epochs"
+        f"refined encoder is the start. {stuck or 'Try a higher refine.learning_rate or more refine.epochs'}"
     )
 
 

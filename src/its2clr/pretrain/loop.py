@@ -10,15 +10,12 @@ from its2clr.bags import Context
 from its2clr.config import PretrainConfig
 from its2clr.encoders.encoder import EmbeddingNetwork
 from its2clr.encoders.weights import BestEncoder
-from its2clr.engine.guard import CollapseGuard
+from its2clr.engine.guard import PATIENCE, CollapseGuard
 from its2clr.engine.training_state import TrainingState
 from its2clr.pretrain.method import METHODS, Method
 from its2clr.pretrain.validation_checks import Checks, ChecksFound
 from its2clr.seeds import derive_seed, torch_generator
 from its2clr.training import Batches, TrainingStep, cosine_or_constant, train_epoch, warmed_up
-
-LEAST_PATIENCE = 5
-"""At least this many epochs in a row must look collapsed, because a fresh network starts near the collapsed loss."""
 
 
 @dataclass
@@ -64,7 +61,7 @@ def pretrain(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> 
     start = state.resume()
     run.forget_after("pretrain_check", start)
     rows = None if method.contrasted is None else method.contrasted(batch_size)
-    guard = CollapseGuard("pretrain", rows, max(LEAST_PATIENCE, config.epochs // 10), progress)
+    guard = CollapseGuard("pretrain", rows, max(PATIENCE["pretrain"], config.epochs // 10), progress)
     checks = Checks(method.kept, context, best, progress)
     labels = torch.from_numpy(train.labels[train.bag_of_instance]) if method.labelled else None
     for epoch in range(start, config.epochs):

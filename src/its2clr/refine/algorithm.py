@@ -29,12 +29,13 @@ def refine(network: EmbeddingNetwork, context: Context, source: LabelSource, bes
         The epoch of the last round that passed the gate: its encoder is the result.
 
     Raises:
-        TrainingError: The loss became not-a-number or the representation collapsed.
+        TrainingError: The loss became not-a-number, or training is stuck and every remedy was tried.
     """
     config = context.config.refine
     learner, reader = Learner(network, context), Reader(context)  # 1: f is the start
-    gate, labels = Gate(learner.progress, config.gate), learner.progress.labels
-    for epoch in range(learner.epochs_done, config.epochs + 1):  # 2
+    gate = Gate(learner.progress, config.gate)
+    for epoch in learner.epochs():  # 2
+        labels = learner.progress.labels
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
             features = reader.extract(network.encoder)  # 3 to 6
             reading = reader.read(features, epoch)  # 7 to 9

@@ -21,10 +21,11 @@ from its2clr.evaluation.arrays import both_classes
 from its2clr.evaluation.health import warnings_of
 from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.files import read_json, read_metrics
+from its2clr.refine.remedies import said_retry
 from its2clr.report.run_state import State, state_of
 from its2clr.run.handover import preferred_encoders
 from its2clr.run.names import ENCODERS, encoder_names
-from its2clr.run.results_file import describe_rounds, measured, read_rounds, rounds_health
+from its2clr.run.results_file import describe_rounds, measured, read_retries, read_rounds, rounds_health
 from its2clr.run.saved import require_run_config
 from its2clr.run.scores import BAG_PREDICTIONS_FILE, PREDICTIONS_FILE, RESULTS_FILE, Model
 
@@ -201,7 +202,9 @@ def rounds_of_training(
     described = [
         {**healthy, **found} for healthy, found in zip(health["rounds"], describe_rounds(rounds, train), strict=True)
     ]
-    return described, {**health, "final": health["rounds"][-1], "warnings": warnings_of(health)}
+    retries = read_retries(run)
+    warnings = [*map(said_retry, retries), *warnings_of(health)]
+    return described, {**health, "final": health["rounds"][-1], "retries": retries, "warnings": warnings}
 
 
 def _rounds_of_results(results: dict[str, Any]) -> list[dict[str, Any]]:

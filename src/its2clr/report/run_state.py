@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from its2clr.config import RunConfig
-from its2clr.engine.guard import is_collapsed
+from its2clr.engine.guard import advice, ended_stuck
 from its2clr.errors import InputError
 from its2clr.files import read_json, write_json
+from its2clr.refine.remedies import remedies
 from its2clr.run.names import END_TO_END, REFINED
+from its2clr.run.results_file import read_retries
 
 FAILURE_FILE = "failure.json"
 """Why the last `fit` of a run ended early; removed when the next one starts."""
@@ -51,7 +53,7 @@ def state_of(run: Path, config: RunConfig, metrics: Sequence[dict[str, Any]]) ->
     """
     stages = finished_stages(run)
     error = read_failure(run)
-    collapse = collapsed(metrics, stages)
+    collapse = collapsed(metrics, stages, retries_left=len(read_retries(run)) < len(remedies(config.refine)))
     folder = shlex.quote(str(run))
     reached = _reached(config, metrics, stages)
     again = f"its2clr {_training_command(metrics)} --out {folder}"
@@ -151,21 +153,20 @@ def said_age(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-def collapsed(metrics: Sequence[dict[str, Any]], stages: dict[str, Any]) -> str | None:
-    """What to do if an unfinished contrastive stage ended with all embeddings at one point; None if none did."""
-    for stage in ("pretrain", "refine"):
-        last = [entry for entry in metrics if entry["stage"] == stage][-2:]
-        flat = [
-            entry
-            for entry in last
-            if "collapsed_loss" in entry and is_collapsed(entry["loss"], entry["spread"], entry["collapsed_loss"])
-        ]
-        if stage not in stages and len(flat) == 2:
+def collapsed(metrics: Sequence[dict[str, Any]], stages: dict[str, Any], *, retries_left: bool) -> str | None:
+    """What to do if an unfinished contrastive stage ended collapsed or stuck; None if none did.
+
+    Args:
+        metrics: What the run logged.
+        stages: Its finished stages.
+        retries_left: Whether its refinement would try something else when it continues; then it is not lost.
+    """
+    for stage in ("pretrain", *(() if retries_left else ("refine",))):
+        if stage not in stages and ended_stuck(stage, metrics):
+            last = [entry for entry in metrics if entry["stage"] == stage][-1]
             return (
-                f"{stage}: the representation collapsed to one point (its loss is {last[-1]['loss']:.3f}, as of a "
-                f"single point, and its spread {last[-1]['spread']:.4f}). Start a new run folder with a higher "
-                f"{stage}.temperature (0.2), {stage}.momentum=0.9, a lower {stage}.learning_rate, or a longer "
-                "pretraining."
+                f"{stage}: the representation collapsed to one point (its loss is {last['loss']:.3f}, as of a single "
+                f"point, and its spread {last['spread']:.4f}). {advice(stage)}. Use a new run folder."
             )
     return None
 

@@ -8,6 +8,7 @@ import numpy as np
 from its2clr.cohort import Cohort
 from its2clr.cohort.splits import SPLITS
 from its2clr.config import RunConfig
+from its2clr.engine.guard import advice, ended_stuck
 from its2clr.errors import InputError
 from its2clr.evaluation.arrays import both_classes
 from its2clr.evaluation.bags import bag_auc_difference, bag_metric_intervals, bag_metrics
@@ -17,6 +18,7 @@ from its2clr.evaluation.instances import instance_auc_interval, instance_metrics
 from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.evaluation.uncertainty import summarise
 from its2clr.files import read_json, read_metrics, write_json
+from its2clr.refine.remedies import said_retry
 from its2clr.refine.rounds import threshold_by_rule
 from its2clr.run.handover import HANDOVER_FILE
 from its2clr.run.names import ENCODERS, REFINED, START, encoder_names
@@ -25,6 +27,7 @@ from its2clr.run.results_file import (
     best_round,
     describe_cohort,
     describe_rounds,
+    read_retries,
     read_rounds,
     rounds_health,
     training_seconds,
@@ -199,6 +202,10 @@ def _health(stages: Stages, rounds: list[Round], final: Mapping[str, Scores]) ->
     last = health_report([final["train"].instances], train.labels, train.offsets, [threshold])
     of_bag = validation.labels[validation.bag_of_instance]
     witness_rate = estimate_witness_rate(final["val"].instance_probability, of_bag)
-    kept = start_kept([one.metrics["validation_auc"] for one in rounds], [one.metrics["improved"] for one in rounds])
-    warnings = [*([] if kept is None else [kept]), *warnings_of(last)]
-    return {**report, "final": last["rounds"][0], "witness_rate": witness_rate, "warnings": warnings}
+    retries = read_retries(stages.run.path)
+    stuck = bool(retries) or ended_stuck("refine", read_metrics(stages.run.path))
+    aucs, improved = zip(*((one.metrics["validation_auc"], one.metrics["improved"]) for one in rounds), strict=True)
+    kept = start_kept(aucs, improved, advice("refine") if stuck else None)
+    warnings = [*map(said_retry, retries), *([] if kept is None else [kept]), *warnings_of(last)]
+    found = {"final": last["rounds"][0], "witness_rate": witness_rate, "retries": retries, "warnings": warnings}
+    return {**report, **found}

@@ -14,6 +14,7 @@ from its2clr.evaluation.arrays import both_classes
 from its2clr.evaluation.health import HealthReport, health_report
 from its2clr.evaluation.instances import pseudo_label_quality
 from its2clr.files import read_json
+from its2clr.refine.remedies import RETRIES_FILE, Retry
 from its2clr.run.names import ENCODERS
 from its2clr.run.scores import Model
 
@@ -55,6 +56,13 @@ def read_rounds(run: Path) -> list[Round]:
         Round(read_json(folder / "metrics.json"), pd.read_parquet(folder / "pseudo_labels.parquet"))
         for folder in folders
     ]
+
+
+def read_retries(run: Path) -> list[Retry]:
+    """Every time that the run's refinement was stuck, and what it tried then."""
+    path = run / RETRIES_FILE
+    retries: list[Retry] = read_json(path) if path.is_file() else []
+    return retries
 
 
 def describe_rounds(rounds: list[Round], train: Cohort) -> list[dict[str, Any]]:
