@@ -233,12 +233,12 @@ def test_a_recipe_outside_the_space_is_still_the_first_trial(begin, tmp_path):
 def test_the_page_says_what_was_gained_and_what_mattered(begin):
     study = begin()
     write_results(study)
-    assert "none of 0 trials has finished" in (study.path / "report.html").read_text()
+    assert "None of 0 trials has finished" in (study.path / "report.html").read_text()
     tune(study, trials=3)
     assert "at least 4 trials must have finished" in (study.path / "report.html").read_text()
     best = tune(study, trials=8)
     page = (study.path / "report.html").read_text()
-    assert f"best of 8 trials: trial {best.number}" in page
+    assert f"Best of 8 trials: trial {best.number}" in page
     assert f"the recipe itself: {study.trials()[0].value:.4f}" in page
     assert "Test bags were never looked at" in page
     assert page.count('class="best"') == 1

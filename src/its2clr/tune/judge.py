@@ -1,6 +1,6 @@
 """What a trial is judged by: the only place that says which number a search improves, and in which direction.
 
-The number comes from validation bags, which no aggregator was trained with.
+The number comes from validation bags. No aggregator learns its weights from them, but they choose its epoch.
 """
 
 from pathlib import Path

@@ -20,7 +20,7 @@ from its2clr.version import __version__
 
 TABLE_FILE, RECIPE_FILE, PAGE_FILE = "trials.csv", "best.yaml", "report.html"
 LONGEST_WHY = 100
-"""Characters of a reason in a printed line; table and page have all of it."""
+"""Characters of a reason in a printed line and on the page; trials.csv has all of it."""
 
 
 def write_results(study: Study) -> None:
@@ -38,7 +38,7 @@ def said(trial: Found, best: Found | None) -> str:
         assert trial.value is not None
         ending = f"{trial.value:.4f}" + (" (the best so far)" if best and best.number == trial.number else "")
     else:
-        ending = f"{trial.state} after {trial.rounds} rounds ({textwrap.shorten(trial.why, LONGEST_WHY)})"
+        ending = f"{trial.state} after {trial.rounds} rounds ({_reason(trial)})"
     name = "trial 0 (the recipe)" if trial.number == 0 else f"trial {trial.number}"
     return f"{name}: {ending}; " + ", ".join(
         f"{key.removeprefix('refine.')} {_short(value)}" for key, value in trial.settings.items()
@@ -112,6 +112,7 @@ def _page(study: Study, best: Found | None) -> str:
             key: yaml.safe_dump(entry, default_flow_style=True).strip() for key, entry in study.space.written().items()
         },
         short=_short,
+        reason=_reason,
     ).lstrip()
 
 
@@ -121,3 +122,7 @@ def _packaged(package: str, name: str) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+
+
+def _reason(trial: Found) -> str:
+    return textwrap.shorten(trial.why, LONGEST_WHY)
