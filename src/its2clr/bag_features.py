@@ -18,17 +18,25 @@ class BagFeatures:
         features: (N, D) float32 features of all instances, bag after bag.
         offsets: (n_bags + 1,) int64; bag b holds rows `offsets[b]` to `offsets[b + 1] - 1`, at least one.
         labels: (n_bags,) 0 or 1; None if unknown.
+        groups: (n_bags,) the group, such as the patient, of each bag; None: every bag is its own.
 
     Raises:
         InputError: shapes disagree, a bag is empty, a feature is not finite, or a label is not 0 or 1.
     """
 
-    def __init__(self, features: Tensor, offsets: Tensor, labels: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        features: Tensor,
+        offsets: Tensor,
+        labels: Tensor | None = None,
+        groups: NDArray[np.str_] | None = None,
+    ) -> None:
         offsets_on_cpu = offsets.detach().to("cpu", torch.int64)
         _check(features, offsets_on_cpu, labels)
         self.features = features
         self.offsets = offsets_on_cpu.to(features.device)
         self.labels = None if labels is None else labels.to(features.device, torch.float32)
+        self.groups = groups
         # On the CPU, so that the length of a padded batch is known without waiting for the device.
         self.sizes: NDArray[np.int64] = offsets_on_cpu.diff().numpy()
 
@@ -73,7 +81,7 @@ class BagFeatures:
 
     def to(self, device: torch.device | str) -> "BagFeatures":
         """The same bags on another device."""
-        return BagFeatures(self.features.to(device), self.offsets, self.labels)
+        return BagFeatures(self.features.to(device), self.offsets, self.labels, self.groups)
 
     def rows(self, bag_indices: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
         """The rows of `features` that hold the instances of some bags.
@@ -127,7 +135,8 @@ class BagFeatures:
         rows, mask = self.rows(chosen)
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), mask.sum(-1).cpu().cumsum(0)])
         labels = None if self.labels is None else self.labels[chosen.to(self.device)]
-        return BagFeatures(self.features[rows[mask]], offsets, labels)
+        groups = None if self.groups is None else self.groups[chosen.numpy()]
+        return BagFeatures(self.features[rows[mask]], offsets, labels, groups)
 
 
 def _check(features: Tensor, offsets: Tensor, labels: Tensor | None) -> None:

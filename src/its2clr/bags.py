@@ -45,6 +45,11 @@ class Bags:
         """(bags,) names of the bags."""
         return self.cohort.bags["bag_id"].to_numpy(dtype=str)
 
+    @cached_property
+    def groups(self) -> NDArray[np.str_]:
+        """(bags,) the group, such as the patient, of each bag."""
+        return self.cohort.bags["group"].to_numpy(dtype=str)
+
     @property
     def bag_of_instance(self) -> NDArray[np.int64]:
         """(N,) position of each instance's bag."""

@@ -13,6 +13,8 @@ OptionValue = bool | int | float | str | None
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 FEATURES = "features"
 """Name of the encoder, and of the recipe, for a cohort that holds features instead of tiles."""
+STANDARD = "standard"
+"""Name of the recipe that a new run takes if none is named."""
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")
 """A name on timm's hub begins with one of these."""
 
@@ -169,6 +171,9 @@ class PretrainConfig(OptimiserConfig):
     epochs: Annotated[int, Field(ge=0)] = Field(
         600, description="passes over the training instances; 0: no pretraining"
     )
+    least_steps: Count = Field(
+        1, description="fewest steps of the whole training: a small cohort gets as many more epochs as that takes"
+    )
     batch_size: Annotated[int, Field(ge=2)] = Field(512, description="instances per step, over all processes")
     temperature: Positive = Field(0.5, description="temperature of the contrastive loss (SimCLR, MoCo)")
     momentum_encoder: Probability | None = Field(
@@ -227,6 +232,11 @@ class AggregatorTraining(Section):
         default=False,
         description="draw as many positive as negative bags in each epoch; bags of the rarer class are repeated",
     )
+    folds: bool = Field(
+        default=False,
+        description="leave a different fold of the training bags (by group) out of the training of each seed, so that "
+        "every training bag has a score by an aggregator that never saw it",
+    )
     patience: int | None = Field(
         default=None,
         ge=1,
@@ -253,6 +263,9 @@ class RefineConfig(OptimiserConfig):
     batch_size: Annotated[int, Field(ge=4)] = Field(512, description="instances per step, over all processes")
     steps_per_epoch: Count | None = Field(
         None, description="steps per epoch; null: training instances / batch_size, rounded up"
+    )
+    least_steps: Count = Field(
+        1, description="fewest steps of an epoch, where steps_per_epoch is null: small cohorts repeat their tiles"
     )
     temperature: Positive = Field(0.07, description="temperature of the supervised contrastive loss")
     threshold: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -299,6 +312,23 @@ class RefineConfig(OptimiserConfig):
     )
     aggregator_seeds: Count = Field(
         1, description="number of readers trained in a round; their mean probability makes the pseudo labels"
+    )
+    out_of_fold: bool = Field(
+        default=False,
+        description="label each training bag with the reader that did not see it; the reader needs folds: true",
+    )
+    gate: Literal["auc", "log_loss"] = Field(
+        "auc",
+        description="what a round must not lose on the validation bags; auc: the mean AUC of its readers, as in the "
+        "paper; log_loss: the log loss of their mean probability, which is less noisy",
+    )
+    pseudo_negatives: Probability = Field(
+        1.0, description="largest share of the pseudo-negatives of positive bags that an epoch uses"
+    )
+    hand_over: Literal["refined", "better"] = Field(
+        "refined",
+        description="encoder of the model that a run hands over; better: the start, unless the refined one is better "
+        "on the validation bags with the run's own aggregator",
     )
     freeze_until: str | None = Field(
         None, description="freeze all blocks of the encoder up to and including this one; null: train all"
@@ -387,6 +417,15 @@ class RunConfig(Section):
         default_factory=list,
         description="Python files or modules that register aggregators, objectives or pretraining methods",
     )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunConfig":
+        reader, seeds = self.refine.reader or self.aggregator, self.refine.aggregator_seeds
+        if self.refine.out_of_fold and not (reader.folds and seeds > 1):
+            raise ValueError(
+                "refine.out_of_fold needs folds=true of the reader and at least two refine.aggregator_seeds"
+            )
+        return self
 
     @field_validator("plugins")
     @classmethod

@@ -17,7 +17,7 @@ class ItS2CLR:
     """Learns from bag labels a tile representation, a bag classifier and instance scores.
 
     Args:
-        recipe: Name of a recipe or a YAML file; None takes the paper's settings.
+        recipe: Name of a recipe or a YAML file; None takes `standard`.
         run: Folder of the run. Fitting again with the same settings goes on where it stopped.
         overrides: Settings that replace the recipe's, by dotted key: `{"refine.epochs": 20}`.
         verbose: Whether to print progress.
@@ -116,7 +116,7 @@ class ItS2CLR:
         )
 
     def transform(self, cohort: str | Path | Cohort) -> dict[str, NDArray[np.float32]]:
-        """Refined features (instances, D) of every bag."""
+        """Features (instances, D) of every bag by the encoder that is handed over."""
         bags = _opened(cohort)
         flat = np.concatenate([part.features.cpu().numpy() for part in self._features(bags)])
         parts = np.split(flat, bags.offsets()[1:-1])
@@ -148,22 +148,20 @@ class ItS2CLR:
 
     def _features(self, bags: Cohort) -> Any:
         from its2clr.predict.inference import represent_bags
-        from its2clr.run.names import REFINED
 
         if self._deployed is not None:
             model, engine = self._deployed
             return represent_bags(model, bags, engine)
-        return [self._stages.represent(REFINED, bags)]
+        return [self._stages.represent(self._stages.usual_encoder(), bags)]
 
     def _scores(self, bags: Cohort) -> Any:
         from its2clr.predict.inference import score_bags
-        from its2clr.run.names import REFINED
         from its2clr.run.scores import Scores
 
         if self._deployed is not None:
             model, engine = self._deployed
             return score_bags(model, bags, engine)
-        return Scores.of(self._stages.aggregate(REFINED), self._features(bags)[0])
+        return Scores.of(self._stages.aggregate(self._stages.usual_encoder()), self._features(bags)[0])
 
 
 def _opened(cohort: str | Path | Cohort) -> Cohort:

@@ -81,6 +81,14 @@ def smooth_max(state, bag, options):
     return sigmoid(math.log(sum(math.exp(beta * z) for z in logits)) / beta), logits, None
 
 
+def log_mean_exp(state, bag, options):
+    centre, scale = state["centre"].tolist(), state["scale"].tolist()
+    standardised = [[(x - m) / s for x, m, s in zip(h, centre, scale, strict=True)] for h in bag]
+    logits = [linear(state, "instance_classifier", h)[0] for h in standardised]
+    beta = options.get("sharpness", 1.0)
+    return sigmoid(math.log(sum(math.exp(beta * z) for z in logits) / len(bag)) / beta), logits, None
+
+
 def attention_mil(state, bag, options):
     for layer in range(len(options.get("embedding", []))):  # linear, ReLU and dropout, after a first dropout
         bag = [[max(x, 0.0) for x in linear(state, f"embedding.{1 + 3 * layer}", h)] for h in bag]
@@ -128,6 +136,7 @@ REFERENCES = {
     "max": max_,
     "top_k": top_k,
     "smooth_max": smooth_max,
+    "log_mean_exp": log_mean_exp,
     "attention": attention_mil,
     "instance_attention": instance_attention,
     "dsmil": dsmil,

@@ -21,6 +21,8 @@ VARIANTS = [
     ("top_k", {"ratio": 1.0}),
     ("smooth_max", {}),
     ("smooth_max", {"sharpness": 3.0, "dropout": 0.5}),
+    ("log_mean_exp", {}),
+    ("log_mean_exp", {"sharpness": 3.0, "penalty": 0.1}),
     ("attention", {}),
     ("attention", {"gated": True, "hidden_dim": 5}),
     ("attention", {"embedding": [7, 4], "dropout": 0.3}),
@@ -41,6 +43,8 @@ def build(name: str, options: dict, seed: int = 0) -> Aggregator:
     with torch.no_grad():
         for parameter in aggregator.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.7)
+        for buffer in aggregator.buffers():
+            buffer.copy_(torch.rand_like(buffer) + 0.5)
     return aggregator
 
 
@@ -162,14 +166,15 @@ def test_vmap_over_seeds_equals_each_alone(name: str, options: dict):
     aggregators = [build(name, options, seed) for seed in range(3)]
     inputs = [pad(ragged_bags(seed), math.nan) for seed in range(3)]
     labels = torch.tensor([1, 0, 1, 0])
-    parameters, _ = stack_module_state(aggregators)
+    parameters, buffers = stack_module_state(aggregators)
 
-    def single(parameters: dict, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        output = functional_call(aggregators[0], parameters, (features, mask))
+    def single(state: dict, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        output = functional_call(aggregators[0], state, (features, mask))
         return output.bag_logit, output.instance_logits, aggregators[0].loss(output, labels)
 
     features, mask = (torch.stack(parts) for parts in zip(*inputs, strict=True))
-    bag_logits, instance_logits, losses = vmap(single, randomness="different")(parameters, features, mask)
+    state = {**parameters, **buffers}
+    bag_logits, instance_logits, losses = vmap(single, randomness="different")(state, features, mask)
     losses.sum().backward()
     for index, (aggregator, (features, mask)) in enumerate(zip(aggregators, inputs, strict=True)):
         output = aggregator(features, mask)

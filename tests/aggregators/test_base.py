@@ -8,7 +8,7 @@ from its2clr.errors import InputError
 
 
 def test_names():
-    expected = ["attention", "dsmil", "instance_attention", "max", "smooth_max", "top_k", "transformer"]
+    expected = ["attention", "dsmil", "instance_attention", "log_mean_exp", "max", "smooth_max", "top_k", "transformer"]
     assert aggregator_names() == expected
 
 

@@ -1,14 +1,18 @@
 """Training: several seeds at once equal each alone, equal a plain loop; selection on validation bags only."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
 from its2clr.aggregators import aggregator_names, stacked, training
+from its2clr.aggregators.folds import fold_of_bags
+from its2clr.aggregators.log_mean_exp import PENALTIES
 from its2clr.aggregators.stacked import build, padded_length
-from its2clr.aggregators.trained import TrainedAggregators
-from its2clr.aggregators.training import bag_aucs, draw_bags, train_aggregators
+from its2clr.aggregators.trained import TrainedAggregators, bag_aucs
+from its2clr.aggregators.training import draw_bags, train_aggregators
 from its2clr.bag_features import BagFeatures
 from its2clr.config import AggregatorTraining
 from its2clr.errors import InputError, TrainingError
@@ -29,7 +33,8 @@ def noise_bags(seed: int, bags: int = 12) -> BagFeatures:
 
 @pytest.mark.parametrize("name", aggregator_names())
 def test_learns_a_separable_problem(name: str):
-    config = AggregatorTraining(name=name, epochs=12, learning_rate=1e-2, bags_per_step=8)
+    epochs = 150 if name == "log_mean_exp" else 12  # one of its epochs is one step
+    config = AggregatorTraining(name=name, epochs=epochs, learning_rate=1e-2, bags_per_step=8)
     trained = train_aggregators(config, TRAIN, VALIDATION, [0, 1])
     test = separable_bags(2)
     for probabilities in trained.predict(test).bag_probability:
@@ -48,8 +53,68 @@ def test_a_seed_trained_among_others_equals_it_alone(name: str, patience: int | 
         assert alone.validation_auc[0] == pytest.approx(together.validation_auc[index])
         for key, tensor in alone.state.items():
             torch.testing.assert_close(tensor[0], together.state[key][index], atol=1e-5, rtol=1e-5)
-    first = next(iter(together.state.values()))
-    assert not torch.allclose(first[0], first[1])
+    if name != "log_mean_exp":  # there is nothing random in its training
+        first = next(iter(together.state.values()))
+        assert not torch.allclose(first[0], first[1])
+
+
+def test_log_mean_exp_equals_a_plain_loop():
+    """Autograd, a module and torch's Adam on all bags at once, for one penalty and one fold."""
+    config = AggregatorTraining(
+        name="log_mean_exp", options={"penalty": 0.3, "sharpness": 2.0}, epochs=30, learning_rate=0.05, folds=True
+    )
+    trained = train_aggregators(config, TRAIN, VALIDATION, [0, 1, 2])
+    kept = np.flatnonzero(fold_of_bags(TRAIN, [0, 1, 2]) != 1)
+    part = TRAIN.subset(kept)
+    aggregator = build("log_mean_exp", config.options, TRAIN.feature_dim)
+    with torch.no_grad():
+        aggregator.centre.copy_(TRAIN.features.mean(0))
+        aggregator.scale.copy_(TRAIN.features.std(0, correction=0))
+        aggregator.instance_classifier.weight.zero_()
+        aggregator.instance_classifier.bias.zero_()
+    optimiser = torch.optim.Adam(aggregator.parameters(), lr=0.05, betas=(0.9, 0.99), eps=1e-6)
+    weight = torch.where(part.labels == 1, 0.5 / part.labels.sum(), 0.5 / (1 - part.labels).sum())
+    for epoch in range(30):
+        optimiser.param_groups[0]["lr"] = 0.05 * 0.5 * (1 + math.cos(math.pi * epoch / 30))
+        optimiser.zero_grad()
+        logits = aggregator(*part.batch(torch.arange(len(part)))).bag_logit
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, part.labels, reduction="none")
+        ((weight * losses).sum() + 0.3 * aggregator.instance_classifier.weight.square().sum()).backward()
+        optimiser.step()
+    for key, tensor in aggregator.state_dict().items():
+        torch.testing.assert_close(trained.state[key][1], tensor, atol=2e-4, rtol=1e-3)
+
+
+def test_log_mean_exp_takes_the_penalty_with_the_lowest_validation_loss():
+    config = AggregatorTraining(name="log_mean_exp", epochs=40, learning_rate=0.05)
+    train, validation = noise_bags(1, 20), noise_bags(2, 20)
+    losses = []
+    for penalty in PENALTIES:
+        alone = config.model_copy(update={"options": {"penalty": penalty}})
+        losses.append(train_aggregators(alone, train, validation, [0]).history[-1]["validation_loss"][0])
+    chosen = train_aggregators(config, train, validation, [0]).history[-1]["validation_loss"][0]
+    assert chosen == pytest.approx(min(losses), abs=1e-5)
+    assert max(losses) - min(losses) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["log_mean_exp", "max"])
+def test_with_folds_a_seed_does_not_see_its_own_fold(name: str):
+    config = AggregatorTraining(name=name, folds=True, **(QUICK | {"epochs": 5}))
+    seeds = [3, 4, 5]
+    groups = np.array([f"patient {bag // 2}" for bag in range(len(TRAIN))])
+    train = BagFeatures(TRAIN.features, TRAIN.offsets, TRAIN.labels, groups)
+    fold = fold_of_bags(train, seeds)
+    assert set(fold) == {0, 1, 2}
+    assert all(len(set(fold[groups == group])) == 1 for group in groups)
+    changed = train.features.clone()
+    for bag in np.flatnonzero(fold == 1):
+        changed[train.offsets[bag] : train.offsets[bag + 1]] *= -1
+    before = train_aggregators(config, train, VALIDATION, seeds)
+    after = train_aggregators(config, BagFeatures(changed, train.offsets, train.labels, groups), VALIDATION, seeds)
+    key = "instance_classifier.weight"
+    if name == "max":  # the other standardises by all training instances
+        torch.testing.assert_close(before.state[key][1], after.state[key][1])
+    assert not torch.allclose(before.state[key][0], after.state[key][0])
 
 
 @pytest.mark.parametrize("name", ["dsmil", "top_k"])

@@ -64,6 +64,16 @@ def test_other_sizes_are_resized_and_encoded(source, tmp_path):
     assert tiles.coords.tolist() == [[0, 0], [8, 0], [0, 8]]
 
 
+@pytest.mark.parametrize(("side", "expected"), [(27, 64), (96, 96), (512, 224)])
+def test_the_usual_tile_size_is_that_of_the_images_within_bounds(tmp_path, side, expected):
+    (tmp_path / "bag").mkdir()
+    for number in range(3):
+        Image.new("RGB", (side, side - 3), (number, 0, 0)).save(tmp_path / "bag" / f"{number}.png")
+    (tmp_path / "bag" / "broken.png").write_bytes(b"not an image")
+    (tmp_path / "m.csv").write_text("bag_id,path,label\nbag,bag,1\n")
+    assert images_module.usual_tile_size(read_manifest(tmp_path / "m.csv", labelled=False)) == expected
+
+
 def test_again_skips_what_is_there(source, tmp_path):
     out = tmp_path / "out"
     pack(source, out)

@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.conftest import TINY
+from tests.end_to_end import warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,10 +23,17 @@ def command(*arguments, processes=1):
     return [sys.executable, *(launcher if processes > 1 else []), "-m", "its2clr", *map(str, arguments)]
 
 
-def its2clr(*arguments, check=True, timeout=400, processes=1):
-    """Run `its2clr ARGUMENTS`; the result holds output and exit code."""
+def its2clr(*arguments, check=True, timeout=400, processes=1, fresh=False):
+    """Run `its2clr ARGUMENTS`; the result holds output and exit code.
+
+    A fresh process imports everything itself, as a user's does; others come from one that has (`warm`).
+    """
     words = command(*arguments, processes=processes)
-    result = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False, timeout=timeout)
+    if fresh or processes > 1 or sys.platform != "linux":  # elsewhere a fork of a process with libraries may not live
+        result = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False, timeout=timeout)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            result = warm.run(words[3:], environment(), Path(folder), timeout)
     if check and result.returncode:
         raise AssertionError(f"{words} exited {result.returncode}:\n{result.stdout}\n{result.stderr}")
     return result

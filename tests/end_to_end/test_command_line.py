@@ -61,11 +61,12 @@ def write_manifest(folder, *, label="1"):
 def test_images_become_a_cohort_that_the_doctor_likes(tmp_path):
     manifest = write_manifest(tmp_path)
     (tmp_path / "bag0" / "broken.png").write_bytes(b"not an image")
-    result = its2clr("cohort", "images", manifest, tmp_path / "cohort", "--tile-size", "32", "--encoding", "png")
+    options = ["--tile-size", "32", "--encoding", "png"]
+    result = its2clr("cohort", "images", manifest, tmp_path / "cohort", *options, fresh=True)
     assert "6 bags, 12 images" in result.stdout
     assert "1 images" in result.stdout
     assert "broken.png" in (tmp_path / "cohort" / "problems.csv").read_text()
-    checked = its2clr("doctor", tmp_path / "cohort")
+    checked = its2clr("doctor", tmp_path / "cohort", fresh=True)
     assert "0 errors" in checked.stdout
     (tmp_path / "cohort" / "tiles" / "b3.h5").write_bytes(b"damaged")
     result = its2clr("doctor", tmp_path / "cohort", check=False)

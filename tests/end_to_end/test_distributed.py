@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -34,17 +33,6 @@ def test_two_processes_give_the_losses_and_gradients_of_one_with_the_joined_batc
     for name, value in expected.items():
         assert torch.allclose(found[name], value, rtol=1e-9, atol=1e-12), name
         assert value.abs().sum() > 0
-
-
-@pytest.mark.slow
-def test_a_whole_fit_runs_in_two_processes(tiny_cohort, tmp_path):
-    run = tmp_path / "run"
-    result = its2clr("fit", tiny_cohort, "--out", run, *tiny_settings(), processes=2)
-    results = json.loads((run / "results.json").read_text())
-    assert 0 <= results["refined"]["test"]["bag_auc"] <= 1
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines if line["stage"] == "refine"] == [1, 2, 3, 4]  # one writer only
-    assert result.stdout.count("results in") == 1
 
 
 @pytest.mark.slow

@@ -43,11 +43,37 @@ def kill_in_refinement(started, run, after_epoch):
     process.wait()
 
 
+@pytest.fixture(scope="module")
+def in_two_processes(tiny_cohort, tmp_path_factory):
+    """An uninterrupted run of two processes, and what they said."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    return run, its2clr("fit", tiny_cohort, "--out", run, *tiny_settings(), processes=2).stdout
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_killed_run_resumed_equals_an_uninterrupted_one(tiny_cohort, tmp_path, processes):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    its2clr("fit", tiny_cohort, "--out", whole, *tiny_settings(), processes=processes)
+@pytest.mark.xdist_group("two processes")
+def test_a_whole_fit_runs_in_two_processes(in_two_processes):
+    run, said = in_two_processes
+    results = json.loads((run / "results.json").read_text())
+    assert 0 <= results["refined"]["test"]["bag_auc"] <= 1
+    assert [line["epoch"] for line in metrics(run, "refine")] == [1, 2, 3, 4]  # one writer only
+    assert said.count("results in") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("two processes")
+def test_a_killed_run_of_two_processes_resumed_equals_an_uninterrupted_one(tiny_cohort, in_two_processes, tmp_path):
+    whole, _ = in_two_processes
+    check_that_a_killed_run_goes_on(tiny_cohort, whole, tmp_path / "killed", processes=2)
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumed_equals_an_uninterrupted_one(tiny_cohort, tmp_path):
+    its2clr("fit", tiny_cohort, "--out", tmp_path / "whole", *tiny_settings())
+    check_that_a_killed_run_goes_on(tiny_cohort, tmp_path / "whole", tmp_path / "killed", processes=1)
+
+
+def check_that_a_killed_run_goes_on(tiny_cohort, whole, killed, processes):
     kill_in_refinement(command("fit", tiny_cohort, "--out", killed, *tiny_settings(), processes=processes), killed, 3)
     assert not (killed / "results.json").exists()
     result = its2clr("fit", tiny_cohort, "--out", killed, *tiny_settings(), processes=processes)

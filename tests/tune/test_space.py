@@ -75,7 +75,9 @@ def test_an_aggregator_that_makes_no_rounds_is_not_searched():
     Space({"refine.reader.learning_rate": [0.1, 0.2]}, malaria)
 
 
-@pytest.mark.parametrize("recipe", ["demo", "camelyon16", "malaria-smears", "tcga-luad", "breast-ultrasound"])
+@pytest.mark.parametrize(
+    "recipe", ["standard", "demo", "camelyon16", "malaria-smears", "tcga-luad", "breast-ultrasound"]
+)
 def test_the_default_space_holds_the_recipe_and_survives_a_file(recipe):
     config = resolve_config(recipe)
     space = Space(default_space(config), config)

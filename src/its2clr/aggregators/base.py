@@ -119,6 +119,7 @@ AGGREGATORS: Registry[type[Aggregator]] = Registry(
         "attention": "its2clr.aggregators.attention",
         "dsmil": "its2clr.aggregators.dsmil",
         "instance_attention": "its2clr.aggregators.attention",
+        "log_mean_exp": "its2clr.aggregators.log_mean_exp",
         "max": "its2clr.aggregators.pooling",
         "smooth_max": "its2clr.aggregators.pooling",
         "top_k": "its2clr.aggregators.pooling",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from scipy.special import expit
+from scipy.stats import rankdata
 from torch import Tensor
 
 from its2clr.aggregators.base import Aggregator
@@ -152,3 +153,28 @@ class TrainedAggregators:
             history=description["history"],
             state=state,
         )
+
+
+def bag_aucs(labels: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float64]:
+    """AUC of each row of scores (S, bags): the share of pairs in the right order; ties count one half."""
+    positive = labels == 1
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    ranks: NDArray[np.float64] = rankdata(scores, axis=1)[:, positive].sum(axis=1)
+    return (ranks - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def balanced_weights(labels: Tensor, use: Tensor) -> Tensor:
+    """Weights (M, bags) of a loss that sum to one, half of it on each class, over the bags in use (M, bags)."""
+    positive = labels.bool() & use
+    negative = ~labels.bool() & use
+    return (
+        positive / positive.sum(1, keepdim=True).clamp(min=1) + negative / negative.sum(1, keepdim=True).clamp(min=1)
+    ) / 2
+
+
+def balanced_log_loss(labels: NDArray[np.int64], probability: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(bags,) what each bag adds to the log loss in which both classes weigh the same; its sum is the loss."""
+    weight = np.where(labels == 1, 0.5 / max((labels == 1).sum(), 1), 0.5 / max((labels == 0).sum(), 1))
+    right: NDArray[np.float64] = np.where(labels == 1, probability, 1 - probability)
+    loss: NDArray[np.float64] = -weight * np.log(np.clip(right, 1e-12, None))
+    return loss

@@ -6,12 +6,13 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, StepLR
 
+from its2clr.aggregators.folds import training_bags
+from its2clr.aggregators.log_mean_exp import LogMeanExp, train_log_mean_exp
 from its2clr.aggregators.stacked import TrainingStep, ValidationPass, build, stack
-from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
+from its2clr.aggregators.trained import EpochRecord, TrainedAggregators, bag_aucs
 from its2clr.bag_features import BagFeatures
 from its2clr.config import AggregatorTraining
 from its2clr.errors import InputError, TrainingError
@@ -45,6 +46,8 @@ def train_aggregators(
     """
     _check(train, validation, seeds)
     modules = [build(config.name, config.options, train.feature_dim, seed) for seed in seeds]
+    if isinstance(modules[0], LogMeanExp):
+        return train_log_mean_exp(config, modules[0], train, validation, seeds, progress)
     template = modules[0]
     state, parameter_names = stack(modules, train.device)
     parameters = [state[name].requires_grad_() for name in parameter_names]
@@ -63,12 +66,18 @@ def train_aggregators(
     validate = ValidationPass(template, state, validation)
     generators = [numpy_generator(seed, "bag order") for seed in seeds]
     labels, validation_labels = _labels(train), _labels(validation)
+    own_bags = [np.flatnonzero(row) for row in training_bags(train, seeds, folds=config.folds).numpy()]
     selection = _Selection(state, patience=config.patience)
     history: list[EpochRecord] = []
 
     with _own_random_state(train.device, seeds):
         for epoch in range(1, config.epochs + 1):
-            order = np.stack([draw_bags(labels, generator, config.balanced) for generator in generators])
+            order = _same_length(
+                [
+                    bags[draw_bags(labels[bags], generator, config.balanced)]
+                    for bags, generator in zip(own_bags, generators, strict=True)
+                ]
+            )
             learning_rate = float(scheduler.get_last_lr()[0])
             train_loss = _train_epoch(step, train, order, bags_per_step=config.bags_per_step)
             scheduler.step()
@@ -128,12 +137,9 @@ def draw_bags(labels: NDArray[np.int64], generator: np.random.Generator, balance
     return generator.permutation(np.concatenate(repeated))
 
 
-def bag_aucs(labels: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float64]:
-    """AUC of each row of scores (S, bags): the share of pairs in the right order; ties count one half."""
-    positive = labels == 1
-    positives, negatives = int(positive.sum()), int((~positive).sum())
-    ranks: NDArray[np.float64] = rankdata(scores, axis=1)[:, positive].sum(axis=1)
-    return (ranks - positives * (positives + 1) / 2) / (positives * negatives)
+def _same_length(orders: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Orders of the seeds as (S, draws); shorter ones, of smaller folds, begin again from their start."""
+    return np.stack([np.resize(order, max(map(len, orders))) for order in orders])
 
 
 def _train_epoch(step: TrainingStep, bags: BagFeatures, order: NDArray[np.int64], *, bags_per_step: int) -> Tensor:

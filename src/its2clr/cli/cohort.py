@@ -34,7 +34,10 @@ def images(
     ] = None,
     images_root: ImagesRootOption = None,
     unlabelled: UnlabelledOption = False,
-    tile_size: TileSizeOption = 224,
+    tile_size: Annotated[
+        int | None,
+        typer.Option(help="Side of the stored tiles in pixels. Default: that of the images, between 64 and 224."),
+    ] = None,
     encoding: Annotated[EncodingName, typer.Option(help="Format of images that had to be resized.")] = "jpeg",
     quality: QualityOption = 95,
     resize: ResizeOption = "bilinear",
@@ -50,7 +53,7 @@ def images(
         summary = pack_images(
             bags,
             out,
-            tile_size=TilePixels(tile_size),
+            tile_size=None if tile_size is None else TilePixels(tile_size),
             encoding=encoding,
             quality=quality,
             resize=resize,

@@ -15,7 +15,7 @@ RecipeOption = Annotated[
     str | None,
     typer.Option(
         help="Name of a recipe (`its2clr recipes` lists them) or a YAML file. Default: the settings of the run; for a "
-        "new run the paper's, or `features` on a cohort of features."
+        "new run `standard`, or `features` on a cohort of features."
     ),
 ]
 SetOption = Annotated[

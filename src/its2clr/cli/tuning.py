@@ -28,7 +28,10 @@ def tune(
         Path | None, typer.Option(help="YAML file with what to search; see above. Default: --show-space shows it.")
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="Recipe to begin with: trial 0, and every setting that is not searched.")
+        str | None,
+        typer.Option(
+            help="Recipe to begin with: trial 0, and every setting that is not searched. Default: `standard`."
+        ),
     ] = None,
     settings: SetOption = None,
     show_space: Annotated[
@@ -44,7 +47,7 @@ def tune(
     OUT/best.yaml is the best recipe, OUT/report.html shows all trials and which settings mattered, OUT/trials.csv has
     the numbers.
 
-    Example: `its2clr tune cohorts/mine --out runs/tuned --recipe camelyon16 --trials 40 --workers 2`, then
+    Example: `its2clr tune cohorts/mine --out runs/tuned --trials 40 --workers 2`, then
     `its2clr fit cohorts/mine --out runs/best --recipe runs/tuned/best.yaml`
 
     To choose what is searched, write a file with ranges and lists, and give it as --space:

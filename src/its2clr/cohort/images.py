@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from its2clr.cohort.image_files import ImageProblem, Resize, check_tile_settings, prepare_image
 from its2clr.cohort.layout import CohortInfo, Encoding, LeftOut
@@ -70,11 +71,16 @@ class _TileSettings:
         return fingerprint(vars(self), bag.bag_id, bag.names, bag.labels, stamps)
 
 
+SMALLEST_TILE, LARGEST_TILE = 64, 224
+"""Bounds of a tile size that nobody chose: below the first a ResNet sees almost nothing, above it takes long."""
+IMAGES_LOOKED_AT = 200
+
+
 def pack_images(
     bags: Manifest,
     out: Path,
     *,
-    tile_size: TilePixels,
+    tile_size: TilePixels | None = None,
     encoding: Encoding = "jpeg",
     quality: int = 95,
     resize: Resize = "bilinear",
@@ -93,7 +99,8 @@ def pack_images(
     Args:
         bags: The manifest.
         out: The cohort folder; new, empty, or begun with the same settings.
-        tile_size: Side of the square tiles; images of other sizes are resized, once.
+        tile_size: Side of the square tiles; images of other sizes are resized, once. None: that of the images, see
+            `usual_tile_size`.
         encoding: How images that change are stored.
         quality: JPEG quality.
         resize: How pixels are interpolated.
@@ -109,6 +116,7 @@ def pack_images(
         InputError: If a setting is wrong, the folder holds something else, no bag is left, or a split lacks a
             class because bags were left out.
     """
+    tile_size = usual_tile_size(bags) if tile_size is None else tile_size
     check_tile_settings(tile_size, encoding, quality, resize)
     out = Path(out)
     tiles = _TileSettings(tile_size, encoding, quality, resize)
@@ -134,6 +142,19 @@ def pack_images(
         progress=progress,
     )
     return ImageSummary(**vars(packed.summary))
+
+
+def usual_tile_size(bags: Manifest) -> TilePixels:
+    """The median of the images' longer sides, at least 64 and at most 224 pixels; some images are looked at."""
+    files = bags.instances["file"].tolist()
+    sides = []
+    for file in files[:: -(-len(files) // IMAGES_LOOKED_AT)]:
+        try:
+            with Image.open(file) as image:
+                sides.append(max(image.size))
+        except (OSError, ValueError, Image.DecompressionBombError):
+            continue  # packing names what is wrong with it
+    return TilePixels(int(np.clip(np.median(sides), SMALLEST_TILE, LARGEST_TILE)) if sides else LARGEST_TILE)
 
 
 def _gather(manifest: Manifest) -> dict[str, _Bag]:

@@ -27,7 +27,7 @@ SMALLEST_PASS = 16
 def extract_bags(encoder: Encoder, bags: Bags, engine: Engine) -> BagFeatures:
     """Lines 3 to 6 of Algorithm 1: represent every instance and group the representations into labelled bags."""
     flat = extract_features(encoder, bags.tiles, engine, engine.extract_batch_size)
-    return BagFeatures(flat, torch.from_numpy(bags.offsets), torch.from_numpy(bags.labels))
+    return BagFeatures(flat, torch.from_numpy(bags.offsets), torch.from_numpy(bags.labels), bags.groups)
 
 
 def extract_features(

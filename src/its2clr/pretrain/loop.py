@@ -1,6 +1,7 @@
 """The pretraining loop shared by every method."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ def pretrain(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> 
         InputError: A process would get fewer than two tiles of a batch.
         TrainingError: The loss became not-a-number or the representation collapsed.
     """
+    context = lengthened(context)
     config, engine, run, train = context.config.pretrain, context.engine, context.run, context.train
     batch_size = engine.divisible_batch_size("pretrain", min(config.batch_size, len(train.tiles)))
     steps = len(train.tiles) // batch_size
@@ -84,6 +86,14 @@ def pretrain(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> 
         checks.after(epoch + 1)
         state.save(epoch + 1, last=checks.stopped or epoch + 1 == config.epochs)
     return checks.best()
+
+
+def lengthened(context: Context) -> Context:
+    """The same context with as many epochs of pretraining as `least_steps` takes."""
+    config, tiles = context.config.pretrain, len(context.train.tiles)
+    steps = tiles // min(config.batch_size, tiles)
+    longer = config.model_copy(update={"epochs": max(config.epochs, math.ceil(config.least_steps / steps))})
+    return replace(context, config=context.config.model_copy(update={"pretrain": longer}))
 
 
 def prepare(network: EmbeddingNetwork, config: PretrainConfig, seed: int) -> Method:

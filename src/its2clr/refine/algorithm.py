@@ -33,12 +33,12 @@ def refine(network: EmbeddingNetwork, context: Context, source: LabelSource, bes
     """
     config = context.config.refine
     learner, reader = Learner(network, context), Reader(context)  # 1: f is the start
-    gate, labels = Gate(learner.progress), learner.progress.labels
+    gate, labels = Gate(learner.progress, config.gate), learner.progress.labels
     for epoch in range(learner.epochs_done, config.epochs + 1):  # 2
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
             features = reader.extract(network.encoder)  # 3 to 6
             reading = reader.read(features, epoch)  # 7 to 9
-            if gate.passes(reading.validation_auc, epoch):  # 10, 11
+            if gate.passes(reading):  # 10, 11
                 labels = source.labels(reading.labels, labels)  # 12, 13
                 best.keep(epoch, without_lora(network))
             record_round(context, reading, source, labels, improved=gate.best_epoch == epoch)

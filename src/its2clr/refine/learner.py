@@ -26,6 +26,7 @@ class Progress:
         labels_epoch: Epoch after which the labels in use were made.
         best_epoch: Epoch whose encoder is the best so far.
         best_validation_auc: Validation AUC of that encoder.
+        best_score: What the gate compares: the highest AUC, or minus the lowest log loss.
         epochs_collapsed: How many epochs in a row looked collapsed.
     """
 
@@ -34,6 +35,7 @@ class Progress:
     labels_epoch: int = -1
     best_epoch: int | None = None
     best_validation_auc: float | None = None
+    best_score: float | None = None
     epochs_collapsed: int = 0
 
     @property
@@ -68,7 +70,9 @@ class Learner:
         limit_training(network.encoder, config, context.seed)
         prepared = OBJECTIVES.find(config.objective)(network, config, context.seed)
         self.batch_size = context.engine.divisible_batch_size("refine", config.batch_size)
-        self.steps = config.steps_per_epoch or math.ceil(len(context.train.tiles) / self.batch_size)
+        self.steps = config.steps_per_epoch or max(
+            config.least_steps, math.ceil(len(context.train.tiles) / self.batch_size)
+        )
         self._step = TrainingStep(
             prepared.network,
             context.train.tiles,

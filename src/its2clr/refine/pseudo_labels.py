@@ -30,6 +30,7 @@ def partition(
     threshold: float,
     ratio: float,
     bag_ids: ArrayLike | None = None,
+    most_negatives: float = 1.0,
 ) -> Pools:
     """Split instances into the pools, and keep the most confident share of the two pseudo-labelled ones.
 
@@ -40,6 +41,7 @@ def partition(
         bag_labels: With flat probabilities (N,), the label of each instance's bag; otherwise one label per bag.
         threshold: eta; an instance of a positive bag with a probability above it is pseudo-positive.
         ratio: r in (0, 1]; share of each pool that is kept, rounded up.
+        most_negatives: Largest share of the pseudo-negatives that is kept; 0: none.
         bag_ids: (N,) bag of each flat instance; without it all flat instances of positive bags count as one bag.
 
     Raises:
@@ -54,7 +56,7 @@ def partition(
     return Pools(
         negative_bag=np.flatnonzero(~in_positive_bag),
         pseudo_positive=_most_confident(pseudo_positive, -scores, ratio),
-        pseudo_negative=_most_confident(pseudo_negative, scores, ratio),
+        pseudo_negative=_most_confident(pseudo_negative, scores, min(ratio, most_negatives)),
     )
 
 

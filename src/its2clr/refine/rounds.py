@@ -2,13 +2,14 @@
 
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from its2clr.aggregators.trained import TrainedAggregators
+from its2clr.aggregators.folds import fold_of_bags
+from its2clr.aggregators.trained import TrainedAggregators, balanced_log_loss
 from its2clr.aggregators.training import aggregator_seeds, train_aggregators
 from its2clr.bag_features import BagFeatures
 from its2clr.bags import Bags, Context
@@ -36,7 +37,9 @@ class Reading:
 
     Attributes:
         validation_auc: Bag-level AUC on the validation bags, mean over the round's aggregators.
+        validation_loss: Log loss of their mean probability on the validation bags, both classes weighing the same.
         probabilities: (aggregators, N) instance probabilities of the training instances.
+        label_probabilities: (N,) those that make the labels: the mean, or each bag's by the aggregator new to it.
         threshold: Probability above which an instance is pseudo-positive.
         seconds: How long the round took.
         epoch: The epoch before the round; 0 for the first round.
@@ -44,7 +47,9 @@ class Reading:
     """
 
     validation_auc: float
+    validation_loss: float
     probabilities: NDArray[np.float32]
+    label_probabilities: NDArray[np.float32]
     threshold: float
     seconds: float
     epoch: int
@@ -52,8 +57,8 @@ class Reading:
 
     @property
     def labels(self) -> InstanceLabels:
-        """Labels from the mean probability of the aggregators."""
-        return InstanceLabels(self.probabilities.mean(axis=0), self.threshold, self.epoch)
+        """Labels of the training instances."""
+        return InstanceLabels(self.label_probabilities, self.threshold, self.epoch)
 
 
 class Reader:
@@ -81,12 +86,18 @@ class Reader:
         """
         trained: list[TrainedAggregators] = []
 
-        def train_them() -> tuple[float, NDArray[np.float32], float]:
+        def train_them() -> tuple[float, float, NDArray[np.float32], NDArray[np.float32], float]:
             trained.append(train_aggregators(self._aggregator, features.train, features.validation, self._seeds))
             probabilities = trained[0].predict(features.train).instance_probability.astype(np.float32)
-            on_validation = trained[0].predict(features.validation).instance_probability.mean(axis=0)
-            threshold = threshold_by_rule(self._config, self._context.validation, on_validation)
-            return float(np.mean(trained[0].validation_auc)), probabilities, threshold
+            of_labels = probabilities.mean(axis=0)
+            if self._config.out_of_fold:
+                fold = fold_of_bags(features.train, self._seeds)[self._context.train.bag_of_instance]
+                of_labels = probabilities[fold, np.arange(len(fold))]
+            validation = self._context.validation
+            found = trained[0].predict(features.validation)
+            threshold = threshold_by_rule(self._config, validation, found.instance_probability.mean(axis=0))
+            loss = float(balanced_log_loss(validation.labels, found.bag_probability.mean(axis=0)).sum())
+            return float(np.mean(trained[0].validation_auc)), loss, probabilities, of_labels, threshold
 
         found = self._context.engine.on_writer(train_them)
         return Reading(*found, time.perf_counter() - features.started, epoch, trained[0] if trained else None)
@@ -107,21 +118,24 @@ def threshold_by_rule(config: RefineConfig, validation: Bags, probabilities: NDA
 
 
 class Gate:
-    """Line 11: a round passes if no earlier round had a higher validation AUC; the first one always passes.
+    """Line 11: a round passes if no earlier round was better on the validation bags; the first one always passes.
 
     Args:
-        progress: Keeps the highest AUC and the best epoch.
+        progress: Keeps the best round so far.
+        rule: What is compared: the AUC, as in the paper, or the log loss.
     """
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, rule: Literal["auc", "log_loss"] = "auc") -> None:
+        self._progress, self._rule = progress, rule
 
-    def passes(self, auc: float, epoch: int) -> bool:
-        """Whether the round after this epoch is at least as good as every earlier one; if so, it becomes the best."""
+    def passes(self, reading: Reading) -> bool:
+        """Whether this round is at least as good as every earlier one; if so, it becomes the best."""
         progress = self._progress
-        if progress.best_validation_auc is not None and auc < progress.best_validation_auc:
+        score = reading.validation_auc if self._rule == "auc" else -reading.validation_loss
+        if progress.best_score is not None and score < progress.best_score:
             return False
-        progress.best_validation_auc, progress.best_epoch = auc, epoch
+        progress.best_score, progress.best_validation_auc = score, reading.validation_auc
+        progress.best_epoch = reading.epoch
         return True
 
     @property
@@ -153,9 +167,19 @@ def record_round(
             _table(reading, context.train, source, selected).to_parquet(temporary, index=False)
         assert reading.aggregators is not None
         reading.aggregators.save(folder / "aggregator.safetensors")
-        found = {"validation_auc": reading.validation_auc, "threshold": reading.threshold, "epoch": epoch}
+        found = {
+            "validation_auc": reading.validation_auc,
+            "validation_loss": reading.validation_loss,
+            "threshold": reading.threshold,
+            "epoch": epoch,
+        }
         write_json(folder / "metrics.json", {**found, "improved": improved, "pseudo_labels_replaced": replaced})
-    logged = {"validation_auc": reading.validation_auc, "replaced": replaced, "seconds": reading.seconds}
+    logged = {
+        "validation_auc": reading.validation_auc,
+        "validation_loss": reading.validation_loss,
+        "replaced": replaced,
+        "seconds": reading.seconds,
+    }
     run.log("round", epoch, config.epochs, logged)
 
 

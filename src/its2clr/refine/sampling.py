@@ -38,6 +38,7 @@ def epoch_pools(labels: InstanceLabels | None, train: Bags, config: RefineConfig
         labels.threshold,
         ratio=pacing.ratio(epoch) if is_paced(config) and not warming_up else 1.0,
         bag_ids=bag,
+        most_negatives=config.pseudo_negatives if config.labels == "pseudo" else 1.0,
     )
     return pools._replace(pseudo_negative=pools.pseudo_negative[:0]) if warming_up else pools
 

@@ -22,7 +22,8 @@ from its2clr.evaluation.health import warnings_of
 from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.files import read_json, read_metrics
 from its2clr.report.run_state import State, state_of
-from its2clr.run.names import ENCODERS, END_TO_END, REFINED, START, encoder_names
+from its2clr.run.handover import preferred_encoders
+from its2clr.run.names import ENCODERS, encoder_names
 from its2clr.run.results_file import describe_rounds, measured, read_rounds, rounds_health
 from its2clr.run.saved import require_run_config
 from its2clr.run.scores import BAG_PREDICTIONS_FILE, PREDICTIONS_FILE, RESULTS_FILE, Model
@@ -119,9 +120,9 @@ class RunFacts:
 
     @property
     def best(self) -> Scored | None:
-        """The model a reader wants: the refined encoder with the run's aggregator, or what there is instead."""
+        """The model a reader wants: the encoder that is handed over, with the run's aggregator, or what there is."""
         own = self.config.aggregator.name
-        wanted = [Model(encoder, own) for encoder in (REFINED, END_TO_END, START)]
+        wanted = [Model(encoder, own) for encoder in preferred_encoders(self.run)]
         found = {scored.model: scored for scored in self.models}
         return next((found[model] for model in wanted if model in found), self.models[0] if self.models else None)
 

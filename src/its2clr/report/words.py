@@ -14,6 +14,7 @@ from its2clr.config import RefineConfig, RunConfig
 from its2clr.evaluation import health as limits
 from its2clr.refine.corrections import FILE as CORRECTIONS
 from its2clr.report.run_facts import Decisions, RunFacts, Scored
+from its2clr.run.handover import said
 from its2clr.run.names import REFINED, START
 from its2clr.settings import flatten, recipe_names, resolve_config
 
@@ -58,6 +59,8 @@ def headline(facts: RunFacts, decisions: dict[str, Decisions]) -> list[str]:
     sentences = [first]
     if start is not None and refined is not None and "bag_auc" in start.found and "bag_auc" in refined.found:
         sentences.append(_gain(facts.results or {}, start, refined))
+    if facts.results is not None and "hand_over" in facts.results:
+        sentences.append(f"Do no harm: {said(facts.results['hand_over'])}.")
     called = decisions.get(best.name)
     if called is not None:
         sentences.append(

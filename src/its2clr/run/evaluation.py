@@ -18,6 +18,7 @@ from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.evaluation.uncertainty import summarise
 from its2clr.files import read_json, read_metrics, write_json
 from its2clr.refine.rounds import threshold_by_rule
+from its2clr.run.handover import HANDOVER_FILE
 from its2clr.run.names import ENCODERS, REFINED, START, encoder_names
 from its2clr.run.results_file import (
     Round,
@@ -84,6 +85,8 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     }
     if run.done("refine") is not None:
         results |= {"refine": best_round(rounds), "rounds": describe_rounds(rounds, cohort.split("train"))}
+    if (run.path / HANDOVER_FILE).is_file():
+        results["hand_over"] = read_json(run.path / HANDOVER_FILE)
     if health is not None:
         results["health"] = health
     if stages.engine.is_writer:

@@ -54,7 +54,8 @@ class RunFeatures:
         require_encoder(self.run, encoder)
         flat = self._read_or_extract(encoder, cohort) if self._write else self._remembered(encoder, cohort)
         known = None if labels is None else torch.from_numpy(labels)
-        return BagFeatures(flat.to(self.engine.device), torch.from_numpy(cohort.offsets()), known)
+        groups = cohort.bags["group"].to_numpy(dtype=str)
+        return BagFeatures(flat.to(self.engine.device), torch.from_numpy(cohort.offsets()), known, groups)
 
     def extract(self, encoder: str, cohort: Cohort) -> torch.Tensor:
         """(N, D) features of any cohort's instances, computed and not kept."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from its2clr.cohort.layout import INFO_FILE, CohortInfo, read_info
-from its2clr.config import FEATURES, EncoderConfig, RunConfig
+from its2clr.config import FEATURES, STANDARD, EncoderConfig, RunConfig
 from its2clr.encoders.weight_files import with_constants
 from its2clr.encoders.weights import check_same_network
 from its2clr.engine.devices import Engine
@@ -33,8 +33,8 @@ def open_run(
     Args:
         run: Folder of the run.
         cohort: Folder of the cohort; None for a run that has begun.
-        recipe: Recipe name or file; None keeps the settings of a run that has begun, else takes the paper's, of a
-            cohort of features the recipe `features`.
+        recipe: Recipe name or file; None keeps the settings of a run that has begun; a new one takes the recipe
+            `standard`, or `features` for a cohort of features.
         overrides: Settings that replace some of these.
         quiet: Say nothing.
         engine: An engine to work with; None makes one from the settings.
@@ -48,8 +48,8 @@ def open_run(
         raise InputError(f"{run}: no run has begun here; begin one by naming a cohort: `its2clr fit COHORT --out RUN`")
     base = saved[0].model_dump(mode="json") if saved is not None and recipe is None else None
     info = cohort_info(cohort if saved is None else saved[1])
-    if recipe is None and saved is None and info is not None and info.kind == "features":
-        recipe = FEATURES
+    if recipe is None and saved is None:
+        recipe = FEATURES if info is not None and info.kind == "features" else STANDARD
     resolved = with_features(resolve_config(recipe, overrides, base), info)
     config = with_constants(resolved, None if saved is None else saved[0])
     if saved is None and config.pretrain.start is not None:

@@ -17,7 +17,7 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.splits import SPLITS
 from its2clr.errors import InputError
 from its2clr.files import atomic_path, read_json
-from its2clr.run.names import END_TO_END, REFINED, START
+from its2clr.run.handover import preferred_encoders
 from its2clr.run.saved import require_run_config
 from its2clr.units import Level0Pixels
 
@@ -198,9 +198,9 @@ class RunScores:
 
     @property
     def best(self) -> Model:
-        """The model a user wants: the refined encoder with the run's aggregator, or what there is instead."""
+        """The model a user wants: the encoder that is handed over, with the run's aggregator, or what there is."""
         own = self.config.aggregator.name
-        wanted = [Model(encoder, own) for encoder in (REFINED, END_TO_END, START)]
+        wanted = [Model(encoder, own) for encoder in preferred_encoders(self.run)]
         return next((model for model in wanted if model in self.models), self.models[0])
 
     def bag(self, bag_id: str, model: Model | None = None) -> BagScores:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from its2clr.aggregators import create_aggregator
-from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
+from its2clr.aggregators.trained import EpochRecord, TrainedAggregators, balanced_log_loss
 from its2clr.aggregators.training import aggregator_seeds, train_aggregators
 from its2clr.bag_features import BagFeatures
 from its2clr.bags import Bags, Context
@@ -29,7 +29,7 @@ from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice, peak_memory, said_peak_memory
 from its2clr.errors import InputError
 from its2clr.files import write_json
-from its2clr.pretrain.loop import pretrain
+from its2clr.pretrain.loop import lengthened, pretrain
 from its2clr.pretrain.method import METHODS
 from its2clr.refine.algorithm import refine
 from its2clr.refine.corrections import trusted_instances
@@ -38,6 +38,7 @@ from its2clr.refine.labels import CorrectedLabels, GroundTruth, LabelSource, Pse
 from its2clr.refine.objectives import OBJECTIVES
 from its2clr.run.directory import RunDirectory
 from its2clr.run.features import RunFeatures, require_encoder
+from its2clr.run.handover import HANDOVER_FILE, compare, preferred_encoders, said
 from its2clr.run.names import ENCODERS, END_TO_END, REFINED, STAGE_OF, START, aggregator_path, encoder_file
 from its2clr.run.scores import Model
 from its2clr.seeds import derive_seed
@@ -112,7 +113,8 @@ class Stages:
             save_network(encoder_file(self.run.path, START), network, self.config, {"name": START})
         self.engine.barrier()
         trained = config.start is None and self.cohort.kind == "tiles"
-        self._mark_done("pretrain", epochs=config.epochs if trained else 0)
+        epochs = lengthened(self.context).config.pretrain.epochs if trained and config.epochs > 0 else 0
+        self._mark_done("pretrain", epochs=epochs)
         best.remove()
 
     def refine(self) -> None:
@@ -186,11 +188,11 @@ class Stages:
         return models
 
     def usual_encoder(self) -> str:
-        """The refined encoder; of a cohort of features that is not refined, the features themselves."""
+        """The encoder that is handed over; of a cohort of features that is not refined, the features themselves."""
         if self.cohort.kind == "features" and self.run.done("refine") is None:
             self.pretrain()
             return START
-        return REFINED
+        return preferred_encoders(self.run.path)[0]
 
     def features(self, encoder: str, cohort: Cohort, labels: NDArray[np.int64] | None = None) -> BagFeatures:
         """An encoder's features of the bags of the run's cohort, kept; see `RunFeatures.of`.
@@ -221,6 +223,23 @@ class Stages:
         self.refine()
         for name in names:
             self.aggregate(REFINED, name)
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Decide which encoder the run hands over, where the settings leave that to the validation bags."""
+        if self.config.refine.hand_over == "refined" or self._skip("hand over"):
+            return
+        bags = self.context.validation
+
+        def losses(encoder: str) -> NDArray[np.float64]:
+            found = self.aggregate(encoder).predict(self.features(encoder, bags.cohort))
+            return balanced_log_loss(bags.labels, found.bag_probability.mean(axis=0))
+
+        found = compare(losses(START), losses(REFINED), bags.groups)
+        if self.engine.is_writer:
+            write_json(self.run.path / HANDOVER_FILE, found)
+        self.engine.say(f"hand over: {said(found)}")
+        self._mark_done("hand over", encoder=found["encoder"])
 
     def _readers(self) -> dict[str, AggregatorTraining]:
         """The aggregator that makes the pseudo labels, where it is another than the run's."""

@@ -70,7 +70,7 @@ def _recipe(study: Study, best: Found) -> str:
     changes = config_difference(study.config, config)
     lines = [
         f"Trial {best.number} of an its2clr study: {MEASURE} {best.value:.4f}.",
-        f"Against the recipe ({study.recipe or 'defaults'}) it changes:" if changes else "It is the recipe unchanged.",
+        f"Against the recipe ({study.recipe}) it changes:" if changes else "It is the recipe unchanged.",
         *(f"  {change}" for change in changes),
     ]
     settings = config.model_dump(mode="json", exclude={"engine"})
@@ -103,7 +103,7 @@ def _page(study: Study, best: Found | None) -> str:
         changes=[] if best is None else config_difference(study.config, study.config_of(best)),
         command=fit_command(study),
         cohort=study.cohort,
-        recipe=study.recipe or "defaults",
+        recipe=study.recipe,
         trials=study.trials(),
         keys=list(study.space),
         importances=importances,

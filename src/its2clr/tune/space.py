@@ -21,8 +21,8 @@ STRENGTH = "refine.views.strength"
 JITTER = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.5}
 """What the strength multiplies, with the largest value that each may have."""
 TUNABLE = ("encoder", "adapter", "projector", "pretrain", "aggregator", "refine")
-FIXED = ("pretrain.start", "refine.labels", "refine.corrections")
-"""Settings within the tunable sections that say what is learned from, not how."""
+FIXED = ("pretrain.start", "refine.labels", "refine.corrections", "refine.hand_over")
+"""Settings within the tunable sections that say what is learned from or handed over, not how it is learned."""
 RATIOS = (0.001, 0.01, 0.03, 0.1, 0.2)
 """Shares of the top-k pooling that the paper searches."""
 EXPECTED = "{low: 0.001, high: 0.3, log: true} or a list of two or more values"

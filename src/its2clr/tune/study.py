@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import yaml
 
-from its2clr.config import FEATURES, RunConfig
+from its2clr.config import FEATURES, STANDARD, RunConfig
 from its2clr.engine.workers import locked, take_lock
 from its2clr.errors import InputError
 from its2clr.files import read_metrics, write_text
@@ -163,7 +163,8 @@ class Study:
         Args:
             path: Folder of the study.
             cohort: Folder of the cohort; None for a study that has begun.
-            recipe: Recipe name or file; None keeps the settings of a study that has begun.
+            recipe: Recipe name or file; None keeps the settings of a study that has begun; a new one
+                takes the recipe `standard`, or `features` for a cohort of features.
             overrides: `--set` options.
             space: YAML file of the space; None keeps that of a study that has begun, else takes `default_space`.
 
@@ -309,7 +310,8 @@ def planned(
     if info is None:
         raise InputError(f"{cohort}: not a cohort; `its2clr cohort` makes one")
     keeps = saved is not None and recipe is None
-    chosen = recipe or (saved["recipe"] if saved is not None else FEATURES if info.kind == FEATURES else None)
+    usual = FEATURES if info.kind == "features" else STANDARD
+    chosen = recipe or (saved["recipe"] if saved is not None else usual)
     config = resolve_config(None if keeps else chosen, overrides, dict(saved["settings"]) if saved and keeps else None)
     import_plugins(config.plugins)
     entries = saved["space"] if saved is not None else default_space(config, info.kind)
