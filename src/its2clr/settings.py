@@ -44,13 +44,15 @@ def resolve_config(
     recipe: str | Path | None = None,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     base: dict[str, Any] | None = None,
+    where: str | None = None,
 ) -> RunConfig:
     """Make a checked config from a recipe and overrides.
 
     Args:
         recipe: Name of a built-in recipe or path of a YAML file; None: the defaults (the paper's).
         overrides: `["refine.epochs=20", ...]` as typed after `--set`, or a mapping of dotted keys to values.
-        base: Settings to start from instead of a recipe.
+        base: Settings to start from instead of a recipe; changed by the overrides.
+        where: Where the settings come from, for the error; None: the recipe.
 
     Raises:
         InputError: A key is unknown (the message gives the closest known one), or a value is not allowed.
@@ -58,7 +60,7 @@ def resolve_config(
     values = read_recipe(recipe) if recipe is not None else base or {}
     for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides):
         _put(values, key.split("."), copy.deepcopy(value))
-    return validate_config(values, str(recipe or ("of the run" if base else "defaults")))
+    return validate_config(values, where or str(recipe or ("of the run" if base else "defaults")))
 
 
 def validate_config(values: Mapping[str, Any], where: str) -> RunConfig:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from its2clr.cli import cohort, experiments, inspection, results, training
+from its2clr.cli import cohort, experiments, inspection, results, training, tuning
 from its2clr.cli.output import console, is_first_process
 from its2clr.errors import Its2clrError
 from its2clr.version import __version__
@@ -24,6 +24,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "correct": training.correct,
     "end-to-end": training.end_to_end,
     "evaluate": training.evaluate,
+    "tune": tuning.tune,
     "view": results.view,
     "reproduce": experiments.reproduce,
     "report": results.report,

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -24,11 +24,16 @@ class Workspace:
     Args:
         path: The folder.
         engine: Only its first process writes.
+
+    Attributes:
+        on_log: Called in the first process after every entry of the log, with its stage and epoch; an error that it
+            raises stops the training, which can be continued.
     """
 
     def __init__(self, path: Path, engine: Engine) -> None:
         self.path = path
         self.engine = engine
+        self.on_log: Callable[[str, int], None] | None = None
         self._writers: dict[str, SummaryWriter] = {}
         self._last_said = 0.0
 
@@ -68,6 +73,8 @@ class Workspace:
             self._last_said = now
             shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             self.engine.say(f"{stage} epoch {epoch}/{epochs}: {shown}")
+        if self.on_log is not None:
+            self.on_log(stage, epoch)
 
     def forget_after(self, stage: str, epoch: int) -> None:
         """Drop metrics of epochs that will be repeated."""

@@ -3,12 +3,9 @@
 import json
 import multiprocessing
 import multiprocessing.connection
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
@@ -16,6 +13,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from its2clr.engine.workers import become_worker, interrupts_wait
 from its2clr.experiments.metrics import ENCODER_OF_STAGE
 from its2clr.experiments.plan import Job
 
@@ -129,7 +127,7 @@ def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
                 settled[outcome.job] = outcome.failure is None
                 yield outcome
     finally:
-        with _interrupts_wait():
+        with interrupts_wait():
             for worker in workers:
                 worker.stop()
 
@@ -148,7 +146,7 @@ class _Worker:
             context = multiprocessing.get_context("spawn")
             self.pipe, theirs = context.Pipe()
             self._process = context.Process(target=_serve, args=(theirs, self._number, self._count), daemon=True)
-            with _interrupts_wait():  # Ctrl-C reaches the whole group; a worker that is still starting would die of it
+            with interrupts_wait():  # Ctrl-C reaches the whole group; a worker that is still starting would die of it
                 self._process.start()
             theirs.close()
         self.job = task.job
@@ -174,44 +172,15 @@ class _Worker:
             self._process = None
 
 
-@contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Hold Ctrl-C back until the block ends; a process that is started in the block never hears it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _serve(pipe: Connection, number: int, count: int) -> None:
     """Run tasks until the pipe closes, with a share of the cores and one of the GPUs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
-    if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
+    become_worker(number, count)
     while True:
         try:
             task: Task = pipe.recv()
         except EOFError:
             return
         pipe.send(run_task(task))
-
-
-def _end_with_parent() -> None:
-    """End this worker if its parent was killed: it would go on, and hold the locks of its runs."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
 
 
 @cache

@@ -1,0 +1,88 @@
+"""Processes that train side by side: their share of the machine, how they end, and locks between them."""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Hold Ctrl-C back until the block ends; a process that is started in the block never hears it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def become_worker(number: int, count: int) -> None:
+    """Make this process one of several workers: it ends with its parent and takes a share of cores and GPUs.
+
+    Args:
+        number: Which worker it is, from 0.
+        count: How many there are.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
+
+
+def _end_with_parent() -> None:
+    """End this worker if its parent was killed: it would go on, and hold the locks of its runs."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process holds this lock file, and hold it in the block; a killed process lets go of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        _lock(file, wait=True)
+        yield
+
+
+def take_lock(path: Path) -> IO[str] | None:
+    """Take this lock file without waiting.
+
+    Returns:
+        The open file, which holds the lock until it is closed; None if another process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("w", encoding="utf-8")
+    if _lock(file, wait=False):
+        return file
+    file.close()
+    return None
+
+
+def _lock(file: IO[str], *, wait: bool) -> bool:
+    """Lock an open file; where the system has no such locks, every process gets it."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

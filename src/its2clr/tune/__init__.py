@@ -1,0 +1,1 @@
+"""The search for better settings on validation bags, on Optuna; never a test label."""
