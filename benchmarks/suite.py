@@ -109,7 +109,7 @@ ROWS = {
     "end to end": Row("end_to_end"),
     "ItS2CLR, paper settings": Row("refine", paper=True),
     "ItS2CLR": Row("refine"),
-    TRUTH: Row("refine", {"refine.labels": "ground_truth"}),
+    TRUTH: Row("refine", {"refine.labels": "ground_truth", "refine.hand_over": "refined"}),
 }
 AFTER_START = ("refine", "end_to_end", "evaluation")
 """Sections of the settings that a start does not depend on."""
@@ -368,7 +368,8 @@ def unusable(task: Task) -> str | None:
 
 def measured(task: Task, split: str) -> dict[str, Any]:
     """What the run's own aggregator says of a split, the mean over its retrainings; and which encoder it was."""
-    results, encoder = read_json(task.folder / "results.json"), ENCODER_OF_STAGE[task.job.stage]
+    results = read_json(task.folder / "results.json")
+    encoder = results.get("hand_over", {}).get("encoder", ENCODER_OF_STAGE[task.job.stage])
     own = {"split": split, "encoder": encoder, "aggregator": results["aggregator"]}
     bags, instances = (
         table[(table[list(own)] == pd.Series(own)).all(axis=1)]
@@ -376,8 +377,7 @@ def measured(task: Task, split: str) -> dict[str, Any]:
     )
     found: dict[str, Any] = measures(bags["label"], bags["probability"], instances["label"], instances["probability"])
     if "refine" in results:
-        kept = "start" if results["refine"]["best_epoch"] == 0 else "refined"
-        found["handed_over"] = results["refine"].get("handed_over", kept)
+        found["handed_over"] = "start" if results["refine"]["best_epoch"] == 0 else encoder
     return found
 
 

@@ -1,6 +1,7 @@
 """What a trial is judged by: the only place that says which number a search improves, and in which direction.
 
-The number comes from validation bags. No aggregator learns its weights from them, but they choose its epoch.
+The number comes from validation bags: the log loss of the mean probability of a round's aggregators, which is less noisy
+than their AUC. No aggregator learns its weights from these bags, but they choose its epoch or penalty.
 """
 
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Literal
 
 from its2clr.files import read_json
 
-MEASURE = "best validation AUC over the rounds"
+MEASURE = "lowest validation log loss over the rounds"
 """What the number is, for tables and pages."""
-DIRECTION: Literal["maximize", "minimize"] = "maximize"
+DIRECTION: Literal["maximize", "minimize"] = "minimize"
 """Which of two numbers is better, in Optuna's words."""
 
 
@@ -25,5 +26,5 @@ def judged(run: Path, up_to: int | None = None) -> float | None:
         The best number so far; None before the first round.
     """
     rounds = [read_json(path) for path in sorted(run.glob("rounds/*/metrics.json"))]
-    values = [float(found["validation_auc"]) for found in rounds if up_to is None or found["epoch"] <= up_to]
-    return max(values, default=None)
+    values = [float(found["validation_loss"]) for found in rounds if up_to is None or found["epoch"] <= up_to]
+    return min(values, default=None)
