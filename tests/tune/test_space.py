@@ -140,8 +140,8 @@ def test_ratios_and_warm_up_are_put_in_order():
 
 def test_a_run_is_judged_by_its_best_round_so_far(tmp_path):
     assert judged(tmp_path) is None
-    for epoch, auc in ((0, 0.5), (2, 0.9), (10, 0.7)):
+    for epoch, loss in ((0, 0.5), (2, 0.1), (10, 0.3)):
         (tmp_path / "rounds" / f"{epoch:03d}").mkdir(parents=True)
-        text = f'{{"validation_auc": {auc}, "epoch": {epoch}}}'
+        text = f'{{"validation_loss": {loss}, "epoch": {epoch}}}'
         (tmp_path / "rounds" / f"{epoch:03d}" / "metrics.json").write_text(text)
-    assert [judged(tmp_path, up_to) for up_to in (0, 1, 2, 10, None)] == [0.5, 0.5, 0.9, 0.9, 0.9]
+    assert [judged(tmp_path, up_to) for up_to in (0, 1, 2, 10, None)] == [0.5, 0.5, 0.1, 0.1, 0.1]

@@ -40,7 +40,7 @@ class FakeStages:
             if FakeStages.before is not None:
                 FakeStages.before(self, epoch)
             off = abs(math.log10(config["learning_rate"] / 0.05))
-            found = {"validation_auc": 0.3 if epoch == 0 else 0.6 + epoch / 100 - off / 10, "epoch": epoch}
+            found = {"validation_loss": 0.7 if epoch == 0 else 0.4 - epoch / 100 + off / 10, "epoch": epoch}
             path = self.folder / "rounds" / f"{epoch:03d}" / "metrics.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(found))
@@ -65,7 +65,7 @@ def facts(study):
     return [(found.number, found.state, found.value, found.rounds, found.settings) for found in study.trials()]
 
 
-def test_the_first_trial_is_the_recipe_and_the_best_is_the_largest(begin):
+def test_the_first_trial_is_the_recipe_and_the_best_has_the_lowest_loss(begin):
     study = begin()
     best = tune(study, trials=6)
     trials = study.trials()
@@ -73,22 +73,22 @@ def test_the_first_trial_is_the_recipe_and_the_best_is_the_largest(begin):
     assert trials[0].settings == {"refine.learning_rate": 0.01, "refine.epochs": 6, "refine.temperature": 0.2}
     assert study.config_of(trials[0]) == study.config
     finished = [trial for trial in trials if trial.state == "finished"]
-    assert best.value == max(trial.value for trial in finished) > trials[0].value
+    assert best.value == min(trial.value for trial in finished) < trials[0].value
     assert len({json.dumps(trial.settings) for trial in trials}) == 6
 
 
-def test_a_trial_below_the_median_is_stopped_and_the_recipe_never(begin):
+def test_a_trial_worse_than_the_median_is_stopped_and_the_recipe_never(begin):
     study = begin("study", "refine.learning_rate=0.0001")  # worse than all that can be drawn
     tune(study, trials=9)
     trials = study.trials()
     stopped = [trial for trial in trials if trial.state == "stopped early"]
     assert stopped
     assert trials[0].state == "finished"
-    assert all(trial.number >= 4 and trial.why == "below the median of the other trials" for trial in stopped)
+    assert all(trial.number >= 4 and trial.why == "worse than the median of the other trials" for trial in stopped)
     for trial in stopped:
         assert 2 <= trial.rounds < trial.settings["refine.epochs"] / 2 + 1  # the start is not judged
         others = [other for other in trials if other.number < trial.number]
-        assert trial.value < max(other.value for other in others)
+        assert trial.value > min(other.value for other in others)
     assert study.best().state == "finished"
 
 

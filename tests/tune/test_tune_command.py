@@ -80,7 +80,7 @@ def test_two_workers_share_a_study(tiny_cohort, space, tmp_path, capsys):
     best = tune(study, trials=TRIALS, workers=2)
     trials = study.trials()
     assert [(trial.number, trial.state) for trial in trials] == [(number, "finished") for number in range(TRIALS)]
-    assert best.value == max(trial.value for trial in trials)
+    assert best.value == min(trial.value for trial in trials)
     assert len(list((tmp_path / "study/starts").iterdir())) == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trial ")]
     assert sorted(line.split()[1].rstrip(":") for line in lines) == ["0", "1", "2"]
@@ -95,7 +95,7 @@ def test_the_best_recipe_can_be_fitted(tiny_cohort, searched, tmp_path):
     assert stages.config.refine.learning_rate == best.settings["refine.learning_rate"]
     stages.refine()
     found = [yaml.safe_load(path.read_text()) for path in (tmp_path / "run").glob("rounds/*/metrics.json")]
-    assert max(one["validation_auc"] for one in found) == best.value
+    assert min(one["validation_loss"] for one in found) == best.value
 
 
 def test_a_finished_trial_keeps_its_numbers_and_not_its_weights(searched):

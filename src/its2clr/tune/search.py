@@ -147,7 +147,7 @@ def run_trial(
     except OutOfTimeError:
         raise
     except StoppedEarlyError:
-        return None, "below the median of the other trials", False
+        return None, "worse than the median of the other trials", False
     except TrainingError as error:
         return None, str(error), False
     except Exception as error:  # noqa: BLE001 (whatever it was, the other trials go on, and the page names it)
