@@ -105,7 +105,7 @@ ROWS = {
     "pretrained start: EfficientNet-Lite0": Row("aggregate", on=LITE),
     "pretrained start: imgsim": Row("aggregate", on=IMGSIM),
     START: Row("aggregate"),
-    "cross-entropy": Row("refine", {"refine.objective": "cross_entropy"}),
+    "cross-entropy": Row("refine", {"refine.objective": "cross_entropy", "refine.learning_rate": 0.03}),
     "end to end": Row("end_to_end"),
     "ItS2CLR, paper settings": Row("refine", paper=True),
     "ItS2CLR": Row("refine"),
