@@ -93,6 +93,8 @@ def run_task(task: Task) -> Outcome:
         if task.job.stage != "pretrain":
             for aggregator in task.aggregators:
                 stages.aggregate(ENCODER_OF_STAGE[task.job.stage], aggregator)
+            if task.job.stage == "refine":
+                stages.hand_over()
             evaluate(stages, of_features=task.of_features)
     except Exception as error:  # noqa: BLE001 (whatever it was, the other jobs go on, and the page names it)
         return Outcome(task.job, time.monotonic() - started, f"{type(error).__name__}: {error}")
