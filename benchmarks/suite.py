@@ -367,18 +367,23 @@ def unusable(task: Task) -> str | None:
 
 
 def measured(task: Task, split: str) -> dict[str, Any]:
-    """What the run's own aggregator says of a split, the mean over its retrainings; and which encoder it was."""
-    results = read_json(task.folder / "results.json")
-    encoder = results.get("hand_over", {}).get("encoder", ENCODER_OF_STAGE[task.job.stage])
+    """What the run's own aggregator says of a split, the mean over its retrainings, on the encoder it hands over."""
+    results, encoder = read_json(task.folder / "results.json"), ENCODER_OF_STAGE[task.job.stage]
+    if "refine" not in results:
+        return measures_of(task.folder, results, encoder, split)
+    kept = START if results["refine"]["best_epoch"] == 0 else encoder
+    handed_over = results.get("hand_over", {}).get("encoder", encoder)
+    found = measures_of(task.folder, results, handed_over, split) | {
+        "handed_over": START if START in {kept, handed_over} else encoder
+    }
+    return found if handed_over == encoder else found | {encoder: measures_of(task.folder, results, encoder, split)}
+
+
+def measures_of(run: Path, results: dict[str, Any], encoder: str, split: str) -> dict[str, Any]:
     own = {"split": split, "encoder": encoder, "aggregator": results["aggregator"]}
-    bags, instances = (
-        table[(table[list(own)] == pd.Series(own)).all(axis=1)]
-        for table in (pd.read_csv(task.folder / BAG_PREDICTIONS_FILE), pd.read_parquet(task.folder / PREDICTIONS_FILE))
-    )
-    found: dict[str, Any] = measures(bags["label"], bags["probability"], instances["label"], instances["probability"])
-    if "refine" in results:
-        found["handed_over"] = "start" if results["refine"]["best_epoch"] == 0 else encoder
-    return found
+    tables = pd.read_csv(run / BAG_PREDICTIONS_FILE), pd.read_parquet(run / PREDICTIONS_FILE)
+    bags, instances = (table[(table[list(own)] == pd.Series(own)).all(axis=1)] for table in tables)
+    return measures(bags["label"], bags["probability"], instances["label"], instances["probability"])
 
 
 def with_copied_labels(path: Path, split: str) -> dict[str, float]:

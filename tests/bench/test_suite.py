@@ -13,7 +13,13 @@ ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("ITS2CLR_DATA", ROOT.parent / "shared" / "data"))
 
 
-SHORT = ["pretrain.epochs=1", "aggregator.epochs=2", "refine.epochs=2", "end_to_end.epochs=1"]
+SHORT = [
+    "refine.hand_over=better",
+    "pretrain.epochs=1",
+    "aggregator.epochs=2",
+    "refine.epochs=2",
+    "end_to_end.epochs=1",
+]
 SHORT += ["end_to_end.bags_per_step=8", "evaluation={retrainings: 2, bootstrap: 20}"]
 
 
@@ -114,6 +120,11 @@ def test_every_row_on_the_embedded_cohort(suite, tmp_path, monkeypatch):
     assert [(one["cohort"], one["row"]) for one in found["runs"]] == [*trained, ("other", "start")]
     assert all("is not installed" in one["why"] for one in found["missing"])
     assert all(0 <= one[measure] <= 1 for one in found["runs"] for measure in ("bag_auc", "instance_auprc"))
+
+    by_row = {one["row"]: one for one in found["runs"] if one["cohort"] == "demo"}
+    for one in (by_row["ItS2CLR"], by_row["ItS2CLR, paper settings"], by_row["cross-entropy"]):
+        assert one["handed_over"] == "refined" or one["bag_auc"] == by_row["start"]["bag_auc"]
+    assert "refined" not in by_row["ground truth"]  # it is the refined one whatever validation says
 
     # A run with other settings is named, not reported as if it were the one that was asked for.
     words = ["--cohorts", "demo", "--rows", "start", "--no-train", "--split", "test", *tiny, "aggregator.epochs=5"]
