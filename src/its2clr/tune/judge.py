@@ -1,7 +1,7 @@
 """What a trial is judged by: the only place that says which number a search improves, and in which direction.
 
-The number comes from validation bags: the log loss of the mean probability of a round's aggregators, which is less noisy
-than their AUC. No aggregator learns its weights from these bags, but they choose its epoch or penalty.
+The number comes from validation bags: the log loss of the mean probability of a round's aggregators, which is less
+noisy than their AUC. No aggregator learns its weights from these bags, but they choose its epoch or penalty.
 """
 
 from pathlib import Path
