@@ -172,7 +172,7 @@ class PretrainConfig(OptimiserConfig):
         600, description="passes over the training instances; 0: no pretraining"
     )
     least_steps: Count = Field(
-        1, description="fewest steps of the whole training: a small cohort gets as many more epochs as that takes"
+        1, description="fewest steps of the whole training: a small cohort is gone through several times per epoch"
     )
     batch_size: Annotated[int, Field(ge=2)] = Field(512, description="instances per step, over all processes")
     temperature: Positive = Field(0.5, description="temperature of the contrastive loss (SimCLR, MoCo)")

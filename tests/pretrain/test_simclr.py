@@ -2,6 +2,7 @@ import pytest
 import torch
 from lightly.loss import NTXentLoss
 
+from its2clr.pretrain.loop import epoch_indices
 from its2clr.pretrain.simclr import simclr_objective
 
 
@@ -22,3 +23,12 @@ def test_equals_lightly_with_its_gradients(count, temperature):
         gradients.append(rows.grad)
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     torch.testing.assert_close(*gradients)
+
+
+def test_an_epoch_of_a_small_cohort_goes_through_its_tiles_again():
+    once, longer = epoch_indices(70, 16, 0, 3), epoch_indices(70, 16, 0, 3, steps=10)
+    assert once.shape == (4, 16)
+    assert longer.shape == (10, 16)
+    assert torch.equal(longer[:4], once)
+    assert all(len(set(batch.tolist())) == 16 for batch in longer)
+    assert not torch.equal(longer[4:8], once)

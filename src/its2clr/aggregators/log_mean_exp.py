@@ -24,6 +24,8 @@ from its2clr.config import AggregatorTraining
 
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Strengths that are tried; features are standardised, so that they mean the same for every encoder."""
+LOOK_EVERY = 25
+"""Epochs between two looks at the validation bags; each waits for the device."""
 Penalty = Annotated[
     float | None, Field(ge=0.0, description="strength of the L2 penalty; null: the best of six on the validation bags")
 ]
@@ -94,6 +96,8 @@ def train_log_mean_exp(
         bag_logits, shares = learning.pool(heads(train.features))
         heads.take_gradient(train.features, shares * learning.of_instances(learning.slopes(bag_logits)), penalty)
         optimiser.step()
+        if epoch % LOOK_EVERY and epoch != config.epochs:
+            continue
         on_validation, _ = validating.pool(heads(validation.features))
         record = EpochRecord(
             epoch=epoch,

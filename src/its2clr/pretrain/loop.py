@@ -1,7 +1,7 @@
 """The pretraining loop shared by every method."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,10 +40,9 @@ def pretrain(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> 
         InputError: A process would get fewer than two tiles of a batch.
         TrainingError: The loss became not-a-number or the representation collapsed.
     """
-    context = lengthened(context)
     config, engine, run, train = context.config.pretrain, context.engine, context.run, context.train
     batch_size = engine.divisible_batch_size("pretrain", min(config.batch_size, len(train.tiles)))
-    steps = len(train.tiles) // batch_size
+    steps = max(len(train.tiles) // batch_size, math.ceil(config.least_steps / config.epochs))
     method = prepare(network, config, context.seed)
     step = TrainingStep(
         method.network,
@@ -67,7 +66,7 @@ def pretrain(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> 
     for epoch in range(start, config.epochs):
         if checks.stopped:
             break
-        indices = epoch_indices(len(train.tiles), batch_size, context.seed, epoch)
+        indices = epoch_indices(len(train.tiles), batch_size, context.seed, epoch, steps)
         batches = Batches(indices, None if labels is None else labels[indices])
         rates = warmed_up(cosine_or_constant(config, epoch, config.epochs, steps), epoch, config.warmup_epochs)
 
@@ -85,14 +84,6 @@ def pretrain(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> 
     return checks.best()
 
 
-def lengthened(context: Context) -> Context:
-    """The same context with as many epochs of pretraining as `least_steps` takes."""
-    config, tiles = context.config.pretrain, len(context.train.tiles)
-    steps = tiles // min(config.batch_size, tiles)
-    longer = config.model_copy(update={"epochs": max(config.epochs, math.ceil(config.least_steps / steps))})
-    return replace(context, config=context.config.model_copy(update={"pretrain": longer}))
-
-
 def prepare(network: EmbeddingNetwork, config: PretrainConfig, seed: int) -> Method:
     """The configured method for a network; the weights it adds are drawn from the seed."""
     with torch.random.fork_rng(devices=[]):
@@ -100,7 +91,14 @@ def prepare(network: EmbeddingNetwork, config: PretrainConfig, seed: int) -> Met
         return METHODS.find(config.method)(network, config)
 
 
-def epoch_indices(count: int, batch_size: int, seed: int, epoch: int) -> Tensor:
-    """A random order of all tiles, cut into full batches (steps, batch_size); this epoch leaves out the rest."""
-    order = torch.randperm(count, generator=torch_generator(torch.device("cpu"), seed, "pretrain order", epoch))
-    return order[: count // batch_size * batch_size].view(-1, batch_size)
+def epoch_indices(count: int, batch_size: int, seed: int, epoch: int, steps: int | None = None) -> Tensor:
+    """Random batches (steps, batch_size) of one epoch; no batch holds a tile twice.
+
+    The tiles are taken in a random order, and what does not fill a batch is left out. If more `steps` are wanted, it is
+    done again in another order.
+    """
+    generator = torch_generator(torch.device("cpu"), seed, "pretrain order", epoch)
+    whole = count // batch_size * batch_size
+    steps = steps or count // batch_size
+    orders = [torch.randperm(count, generator=generator)[:whole] for _ in range(-(-steps * batch_size // whole))]
+    return torch.cat(orders)[: steps * batch_size].view(steps, batch_size)

@@ -29,7 +29,7 @@ from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice, peak_memory, said_peak_memory
 from its2clr.errors import InputError
 from its2clr.files import write_json
-from its2clr.pretrain.loop import lengthened, pretrain
+from its2clr.pretrain.loop import pretrain
 from its2clr.pretrain.method import METHODS
 from its2clr.refine.algorithm import refine
 from its2clr.refine.corrections import trusted_instances
@@ -113,8 +113,7 @@ class Stages:
             save_network(encoder_file(self.run.path, START), network, self.config, {"name": START})
         self.engine.barrier()
         trained = config.start is None and self.cohort.kind == "tiles"
-        epochs = lengthened(self.context).config.pretrain.epochs if trained and config.epochs > 0 else 0
-        self._mark_done("pretrain", epochs=epochs)
+        self._mark_done("pretrain", epochs=config.epochs if trained else 0)
         best.remove()
 
     def refine(self) -> None:
@@ -264,7 +263,7 @@ class Stages:
 
             def advance(record: EpochRecord) -> None:
                 progress.note(f"validation AUC {np.mean(record['validation_auc']):.3f}")
-                progress.advance()
+                progress.reach(record["epoch"], config.epochs)
 
             trained = train_aggregators(config, train, validation, seeds, advance)
         found = ", ".join(f"{auc:.3f}" for auc in trained.validation_auc)
