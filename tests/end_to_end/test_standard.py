@@ -6,6 +6,7 @@ import shutil
 import pandas as pd
 import pytest
 
+from its2clr.encoder_export import export_encoder
 from its2clr.errors import InputError
 from its2clr.predict.model_of_run import model_of_run
 from its2clr.report import write_report
@@ -47,7 +48,7 @@ def test_it_trains_in_steps(run):
     assert tiles["refine"] == pytest.approx([20 * 32] * 2)
 
 
-def test_the_better_encoder_is_handed_over_and_said(run):
+def test_the_better_encoder_is_handed_over_and_said(run, tmp_path):
     found = json.loads((run / "handover.json").read_text())
     results = json.loads((run / "results.json").read_text())
     assert results["hand_over"] == found
@@ -55,6 +56,8 @@ def test_the_better_encoder_is_handed_over_and_said(run):
     assert RunScores(run).best.encoder == found["encoder"]
     page = write_report(run).read_text()
     assert f"the {found['encoder']} encoder is handed over" in page
+    card = (export_encoder(run, tmp_path / "export") / "README.md").read_text()
+    assert f"the {found['encoder']} encoder is handed over" in card
 
 
 @pytest.mark.parametrize("encoder", ["start", "refined"])

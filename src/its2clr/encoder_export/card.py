@@ -15,6 +15,7 @@ from its2clr.encoder_export.network_files import TimmFolder, needed_in_code
 from its2clr.encoder_export.trident import TridentFolder
 from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.predict.tiling import Tiling
+from its2clr.run.handover import said
 from its2clr.run.names import START, encoder_names
 from its2clr.version import __version__
 
@@ -77,6 +78,7 @@ def model_card(
         scale="" if tiling.mpp is None else f" at {tiling.mpp:g} microns per pixel",
         splits=_splits(cohort, results),
         measured=_measured(exported.encoder, config, results),
+        handed_over=said(results["hand_over"]) if results is not None and "hand_over" in results else "",
         aggregator=config.aggregator.name,
         retrainings=config.evaluation.retrainings,
         settings=_settings(config),
