@@ -16,6 +16,7 @@ from its2clr.errors import InputError
 from its2clr.run.evaluation import evaluate
 from its2clr.run.opening import open_run
 
+pytestmark = pytest.mark.xdist_group("end to end")  # what they share is made once
 SIZES = [7, 3, 12]
 
 

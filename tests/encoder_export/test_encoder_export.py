@@ -28,6 +28,7 @@ from its2clr.encoders.weight_files import read_weights
 from its2clr.encoders.weights import load_network
 from its2clr.errors import InputError
 
+pytestmark = pytest.mark.xdist_group("encoder export")  # what they share is made once
 TILES = torch.randint(0, 256, (5, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 SMALL = {"channels": [8, 8, 16, 16], "stem_width": 8}
 VIT = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 2}

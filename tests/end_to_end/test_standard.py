@@ -15,6 +15,7 @@ from its2clr.run.opening import open_run
 from its2clr.run.scores import RunScores
 from its2clr.settings import resolve_config
 
+pytestmark = pytest.mark.xdist_group("standard")  # what they share is made once
 SMALL = [
     "encoder.options={channels: [4, 4, 8, 8], stem_width: 4}",
     "pretrain.epochs=1",

@@ -42,7 +42,8 @@ def make_older(run):
     (run / "state.json").write_text(json.dumps(state))
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["refine"] |= {"selection": "bag_auc", "tolerance": 0.01}
-    config["refine"]["reader"] = {"name": "smooth_max", "options": {"instance_dropout": 0.2, "sharpness": 2.0}}
+    options = {"instance_dropout": 0.2, "sharpness": 2.0}
+    config["refine"]["reader"] = {"name": "smooth_max", "options": options, "epochs": 2}
     config["pretrain"]["start"] = "/elsewhere/checkpoints/encoder-its2clr.safetensors"
     (run / "config.yaml").write_text(yaml.safe_dump(config))
 

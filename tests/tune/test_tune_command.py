@@ -23,7 +23,7 @@ QUICK = [*TINY, "pretrain.epochs=1", "aggregator.epochs=2", "refine.epochs=2", "
 QUICK += ["refine.aggregator_seeds=1", "refine.steps_per_epoch=2"]
 OPTIONS = ["--recipe", "demo", *(part for setting in QUICK for part in ("--set", setting))]
 TRIALS = 3
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tune")]  # what they share is made once
 
 
 @pytest.fixture(scope="module")

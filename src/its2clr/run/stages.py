@@ -188,7 +188,7 @@ class Stages:
 
     def usual_encoder(self) -> str:
         """The encoder that is handed over; of a cohort of features that is not refined, the features themselves."""
-        if self.cohort.kind == "features" and self.run.done("refine") is None:
+        if self.run.done("refine") is None and self.cohort.kind == "features":
             self.pretrain()
             return START
         return preferred_encoders(self.run.path)[0]
