@@ -322,6 +322,11 @@ class RefineConfig(OptimiserConfig):
         description="what a round must not lose on the validation bags; auc: the mean AUC of its readers, as in the "
         "paper; log_loss: the log loss of their mean probability, which is less noisy",
     )
+    relabel: Literal["improved", "always"] = Field(
+        "improved",
+        description="when a round's labels replace those in use; improved: if it passes the gate, as in the paper; "
+        "always: in every round, and the gate only chooses the encoder",
+    )
     pseudo_negatives: Probability = Field(
         1.0, description="largest share of the pseudo-negatives of positive bags that an epoch uses"
     )

@@ -17,7 +17,9 @@ from its2clr.encoders.weights import load_network
 from its2clr.errors import TrainingError
 from its2clr.refine import learner
 from its2clr.refine.labels import GroundTruth, InstanceLabels, PseudoLabels
-from its2clr.refine.rounds import Reader
+from its2clr.refine.learner import Progress
+from its2clr.refine.pseudo_labels import partition
+from its2clr.refine.rounds import Gate, Reader, Reading
 from its2clr.run.names import encoder_file
 from its2clr.run.opening import open_run
 from its2clr.training import EpochResult
@@ -209,6 +211,38 @@ def test_a_collapsed_contrastive_refinement_is_stopped(recorded, tiny_cohort, tm
     again = open_run(tmp_path / "run", quiet=True)  # the count goes on: three collapsed epochs were saved
     with pytest.raises(TrainingError, match=r"collapsed by epoch 4.*Tried before"):
         again.refine()
+
+
+def test_labels_may_be_replaced_in_every_round(recorded, tiny_cohort, tmp_path, monkeypatch):
+    settings = [f"pretrain.start={recorded.run}", "refine.relabel=always"]
+    always = Recorder(tiny_cohort, tmp_path / "run", monkeypatch, *settings)
+    passed = [True, False, True, False]
+    assert [one["improved"] for one in always.metrics] == [one["improved"] for one in recorded.metrics] == passed
+    assert [one["pseudo_labels_replaced"] for one in recorded.metrics] == passed
+    assert all(one["pseudo_labels_replaced"] for one in always.metrics)
+
+
+def test_the_gate_compares_what_it_is_told_to():
+    nothing = np.zeros(0, np.float32)
+    rounds = [
+        Reading(auc, loss, nothing, nothing, 0.5, 0.0, epoch, None)
+        for epoch, (auc, loss) in enumerate([(0.7, 0.6), (0.8, 0.7), (0.6, 0.5), (0.8, 0.5)])
+    ]
+    by_auc, by_loss = Gate(Progress()), Gate(Progress(), "log_loss")
+    assert [by_auc.passes(one) for one in rounds] == [True, True, False, True]
+    assert [by_loss.passes(one) for one in rounds] == [True, False, True, True]
+    assert (by_auc.best_epoch, by_loss.best_epoch) == (3, 3)
+
+
+def test_few_of_the_pseudo_negatives_may_be_used():
+    scores = np.linspace(0, 1, 20)
+    bag_labels = np.repeat([1, 0], 10)
+    few = partition(scores, bag_labels, 0.4, 0.8, most_negatives=0.25)
+    all_paced = partition(scores, bag_labels, 0.4, 0.8)
+    assert few.pseudo_negative.tolist() == [0, 1]  # the lowest quarter of the eight
+    assert len(all_paced.pseudo_negative) == 7
+    assert few.pseudo_positive.tolist() == all_paced.pseudo_positive.tolist()
+    assert partition(scores, bag_labels, 0.4, 0.8, most_negatives=0.0).pseudo_negative.size == 0
 
 
 def test_where_labels_come_from():

@@ -39,10 +39,12 @@ def refine(network: EmbeddingNetwork, context: Context, source: LabelSource, bes
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
             features = reader.extract(network.encoder)  # 3 to 6
             reading = reader.read(features, epoch)  # 7 to 9
-            if gate.passes(reading):  # 10, 11
+            passed = gate.passes(reading)  # 10, 11
+            if passed or config.relabel == "always":
                 labels = source.labels(reading.labels, labels)  # 12, 13
+            if passed:
                 best.keep(epoch, without_lora(network))
-            record_round(context, reading, source, labels, improved=gate.best_epoch == epoch)
+            record_round(context, reading, source, labels, improved=passed)
         if epoch < config.epochs:
             pools = source.pools(epoch_pools(labels, context.train, config, epoch + 1))  # section 3.2
             batches = epoch_batches(pools, config, epoch + 1, learner.steps, learner.batch_size, context.seed)
