@@ -49,7 +49,7 @@ def test_all_of_the_paper_in_one_command(tmp_path):
         elif spec.kind == "sweep":
             found = pd.read_csv(folder / "table.csv")
             assert found["ours"].notna().all()
-            assert len(found) == 2 * sum(len(sweep.values) for sweep in spec.sweeps.values())
+            assert len(found) == 3 * sum(len(sweep.values) for sweep in spec.sweeps.values())
         elif spec.kind in ("curves", "training"):
             assert set(pd.read_csv(folder / "table.csv")["line"]) >= set(spec.lines), label
     assert len(pd.read_csv(out / "problems.csv")) == 0

@@ -9,7 +9,7 @@ import numpy as np
 
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.errors import InputError
-from its2clr.experiments.metrics import Value, read_metric
+from its2clr.experiments.metrics import SWEPT, Value, read_metric
 from its2clr.experiments.plan import Job, Planner
 from its2clr.experiments.spec import Cell, Experiment
 from its2clr.files import read_json, read_metrics
@@ -93,11 +93,9 @@ class Collector:
         return read_metric(results, job.stage, cell.metric, other, cell.round, seconds)
 
     def sweep(self, spec: Experiment) -> dict[tuple[str, str], dict[str, Found]]:
-        """Bag and instance AUC of every value of a sweep."""
+        """What was measured at every value of a sweep, see `SWEPT`."""
         return {
-            place: {
-                metric: self.cell(cell.with_(Cell(metric=metric)), spec.scale) for metric in ("bag_auc", "instance_auc")
-            }
+            place: {metric: self.cell(cell.with_(Cell(metric=metric)), spec.scale) for metric in SWEPT}
             for place, cell in spec.cells().items()
         }
 

@@ -23,6 +23,10 @@ OF_FEATURES = {
 """Metrics of the frozen features, not of a model on them."""
 _OF_ROUND = {"training_instance_auc": "instance_auc", "training_instance_max_f1": "instance_max_f1"}
 _OF_TIME = {"refine_time_share", "round_time_share"}
+VALIDATION_AUC = "validation_auc"
+"""Bag AUC on the validation bags in the round whose encoder was kept: what settings may be chosen by."""
+SWEPT = {"bag_auc": "test bag AUC", "instance_auc": "test instance AUC", VALIDATION_AUC: "validation bag AUC"}
+"""What a sweep shows: validation beside test, so that nobody chooses a setting by its test numbers."""
 
 NO_TRUTH = "needs instance labels of both classes in every split"
 NOT_MEASURED = "not measured in this run"
@@ -38,7 +42,7 @@ class Value(NamedTuple):
 def metric_names() -> set[str]:
     """Every metric that a cell may show."""
     of_model = {f"{part}_{name}" for part, metrics in _OF_MODEL.items() for name in metrics}
-    return {"witness_rate", *of_model, *OF_FEATURES, *_OF_ROUND, *_OF_TIME}
+    return {"witness_rate", VALIDATION_AUC, *of_model, *OF_FEATURES, *_OF_ROUND, *_OF_TIME}
 
 
 def read_metric(
@@ -70,6 +74,8 @@ def read_metric(
     if metric in OF_FEATURES:
         return _value(_at(encoder, OF_FEATURES[metric]))
     rounds = results.get("rounds", [])
+    if metric == VALIDATION_AUC:
+        return _value(results.get("refine", {}).get("best_validation_auc"))
     if metric in _OF_ROUND:
         best = [entry for entry in rounds if entry["improved"]][-1]
         return _value((rounds[0] if round_ == "first" else best).get(_OF_ROUND[metric]))

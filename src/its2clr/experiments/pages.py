@@ -12,6 +12,7 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import decode
 from its2clr.experiments import plots
 from its2clr.experiments.collect import Collector, Found, Point
+from its2clr.experiments.metrics import SWEPT
 from its2clr.experiments.spec import Experiment
 from its2clr.experiments.verdicts import Comparison, compare, sentences
 from its2clr.files import atomic_path, write_json, write_text
@@ -101,7 +102,7 @@ def _sweep(spec: Experiment, collector: Collector, picture: Path) -> Section:
     plots.draw_sweep(picture, spec, found)
     notes: dict[str, int] = {}
     rows = [
-        [name, value, *(_ours(metrics[metric], spec.digits, notes) for metric in ("bag_auc", "instance_auc"))]
+        [name, value, *(_ours(metrics[metric], spec.digits, notes) for metric in SWEPT)]
         for (name, value), metrics in found.items()
     ]
     frame = pd.DataFrame(
@@ -111,7 +112,7 @@ def _sweep(spec: Experiment, collector: Collector, picture: Path) -> Section:
             for metric, ours in metrics.items()
         ]
     )
-    return Section(_markdown(["setting", "value", "bag AUC", "instance AUC"], rows, notes), frame)
+    return Section(_markdown(["setting", "value", *SWEPT.values()], rows, notes), frame)
 
 
 def _curves(spec: Experiment, collector: Collector, picture: Path) -> Section:

@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from its2clr.experiments.collect import Found, Point
+from its2clr.experiments.metrics import SWEPT
 from its2clr.experiments.spec import Experiment
 from its2clr.files import atomic_path
 
@@ -57,10 +58,10 @@ def draw_table(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Fou
 
 
 def draw_sweep(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Mapping[str, Found]]) -> None:
-    """One panel per setting: bag and instance AUC over its values."""
+    """One panel per setting: what was measured over its values."""
     with figure(path, len(spec.sweeps)) as axes:
         for axis, (name, sweep) in zip(axes, spec.sweeps.items(), strict=True):
-            for number, (metric, title) in enumerate((("bag_auc", "bag AUC"), ("instance_auc", "instance AUC"))):
+            for number, (metric, title) in enumerate(SWEPT.items()):
                 points = [(value, found[name, f"{value:g}"][metric]) for value in sweep.values]
                 known = [(value, one.mean, one.spread or 0.0) for value, one in points if one.mean is not None]
                 if known:
@@ -69,7 +70,7 @@ def draw_sweep(path: Path, spec: Experiment, found: Mapping[tuple[str, str], Map
                         x, mean, spread, fmt=MARKERS[number] + LINES[number], color=COLOURS[number], label=title
                     )
             axis.set_xlabel(name)
-            axis.set_ylabel("test AUC (x 100)")
+            axis.set_ylabel("AUC (x 100)")
         _legend(axes)
 
 
