@@ -19,6 +19,7 @@ from its2clr.predict.new_bags import predict
 from its2clr.report import write_report
 from its2clr.run.evaluation import evaluate, measure
 from its2clr.run.opening import open_run
+from its2clr.run.results_file import best_round
 from its2clr.run.scores import Scores
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -115,3 +116,19 @@ def test_one_line_of_the_table_puts_a_metric_everywhere(evaluated_run, tiny_coho
     scored = score(tmp_path / "predictions", tiny_cohort / "bags.csv", split="test", resamples=50)
     low, high = scored["bag_intervals"]["accuracy"]
     assert ("called right", f"{scored['bag']['accuracy']:.3f} [{low:.3f}, {high:.3f}]") in score_rows(scored)
+
+
+def test_the_kept_round_is_the_last_one_that_improved():
+    rounds = [
+        ({"epoch": epoch, "validation_auc": auc, "improved": improved}, None)
+        for epoch, auc, improved in ((0, 0.6, True), (5, 0.7, True), (10, 0.8, True), (15, 0.5, False))
+    ]
+    assert best_round(rounds) == {"best_epoch": 10, "best_validation_auc": 0.8}
+
+
+def test_what_refinement_added_is_compared_with_the_runs_own_aggregator(evaluated_run):
+    results = json.loads((evaluated_run / "results.json").read_text())
+    start, refined = (results[encoder]["test"]["bag_auc"] for encoder in ("start", "refined"))
+    assert results["comparison"]["bag_auc_difference"] == pytest.approx(refined - start)
+    low, high = results["comparison"]["bag_auc_difference_interval"]
+    assert low <= refined - start <= high
