@@ -69,6 +69,8 @@ def test_what_is_handed_over_is_what_predicts(run, encoder, tmp_path):
     for path in copy.glob("*.its2clr"):
         path.unlink()
     assert model_of_run(copy).description.encoder_name == encoder
+    card = (export_encoder(copy, tmp_path / "export") / "README.md").read_text()
+    assert f"{ {'start': 'SimCLR', 'refined': 'ItS2CLR'}[encoder] } (this one)" in card
 
 
 def test_labels_may_come_from_readers_that_never_saw_the_bag(run, tiny_cohort, tmp_path):

@@ -242,7 +242,9 @@ def score(
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="Folder to make; nothing that exists is overwritten.")],
-    encoder: Annotated[str, typer.Option(help="refined, start or end_to_end.")] = "refined",
+    encoder: Annotated[
+        str | None, typer.Option(help="refined, start or end_to_end. Default: the one that the run hands over.")
+    ] = None,
     formats: Annotated[str, typer.Option(help="timm, onnx, features, or several with commas between.")] = "timm",
     licence: Annotated[
         str | None, typer.Option("--license", help="Licence of the weights, for the model card; yours to state.")
@@ -259,7 +261,7 @@ def export(
 
     names = [name.strip() for name in formats.split(",") if name.strip()]
     folder = export_encoder(run, out, encoder, names, licence, quiet=False)
-    say(f"{encoder} exported ({', '.join(names)}) to {folder}")
+    say(f"{encoder or 'encoder'} exported ({', '.join(names)}) to {folder}")
 
 
 def _folder(path: Path) -> Path:

@@ -18,7 +18,7 @@ from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.errors import InputError
 from its2clr.files import read_json, write_text
 from its2clr.run.features import open_run_features, require_encoder
-from its2clr.run.names import REFINED
+from its2clr.run.handover import preferred_encoders
 from its2clr.run.scores import RESULTS_FILE
 
 FORMATS = ("timm", "onnx", "features")
@@ -27,7 +27,7 @@ FORMATS = ("timm", "onnx", "features")
 def export_encoder(
     run: str | Path,
     out: str | Path,
-    encoder: str = REFINED,
+    encoder: str | None = None,
     formats: Collection[str] = ("timm",),
     licence: str | None = None,
     *,
@@ -38,7 +38,7 @@ def export_encoder(
     Args:
         run: Folder of the run.
         out: Folder to make; it must not exist, or be empty.
-        encoder: "refined", "start" or "end_to_end".
+        encoder: "refined", "start" or "end_to_end"; None: the one that the run hands over.
         formats: Of "timm", "onnx" and "features".
         licence: Stated in the model card; None says that none is stated.
         quiet: Say nothing.
@@ -57,6 +57,7 @@ def export_encoder(
     _refuse_content(out)
     features = open_run_features(run, quiet=quiet)
     opened = features.run
+    encoder = encoder or preferred_encoders(opened.path)[0]
     path = require_encoder(opened, encoder)
     network = load_network(path).encoder.eval()
     built = EncoderConfig.model_validate(load_checkpoint(path)[1]["encoder"])
