@@ -279,6 +279,11 @@ class RefineConfig(OptimiserConfig):
     false_positive_rate: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.02, description="with threshold_rule=negative_bags: share of known negatives that may pass the threshold"
     )
+    top_instance: bool = Field(
+        default=False,
+        description="where no instance of a positive bag passes the threshold, count its top instance as positive; "
+        "false: the bag has no pseudo-positive, as in the paper",
+    )
     reader: AggregatorTraining | None = Field(
         None, description="aggregator whose instance scores become pseudo labels; null: the run's own aggregator"
     )

@@ -38,6 +38,7 @@ SETTINGS = [
     "refine.steps_per_epoch=3",
     "refine.learning_rate=0.05",
     "refine.aggregator_seeds=1",
+    "refine.top_instance=false",
     *(f"refine.views.{name}_probability=0" for name in ("jitter", "grayscale", "blur")),
     *(f"refine.views.{name}_flip=0" for name in ("horizontal", "vertical")),
 ]
@@ -84,10 +85,6 @@ def slow_pools(probabilities, threshold, bags, labels, epoch):
     if epoch > WARM_UP:
         ratio = FIRST + (LAST - FIRST) * (epoch - WARM_UP) / (EPOCHS - WARM_UP)
     positive = [k for k, bag in enumerate(bags) if labels[bag] == 1 and probabilities[k] > threshold]
-    for bag, label in enumerate(labels):
-        members = [k for k in range(len(bags)) if bags[k] == bag]
-        if label == 1 and not set(members) & set(positive):
-            positive.append(max(members, key=lambda k: probabilities[k]))
     negative = [k for k, bag in enumerate(bags) if labels[bag] == 1 and k not in positive]
     positive.sort(key=lambda k: -probabilities[k])
     negative.sort(key=lambda k: probabilities[k])

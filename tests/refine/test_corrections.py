@@ -122,7 +122,7 @@ def test_trusted_instances_are_always_used_and_nothing_else_moves(seed, ratio):
     source = CorrectedLabels(trusted, iterative=True)
     known = source.labels(InstanceLabels(scores, 0.5), None)
     assert (known.probabilities == np.where(trusted < 0, scores, trusted)).all()
-    pools = source.pools(partition(known.probabilities, labels, known.threshold, ratio, bags))
+    pools = source.pools(partition(known.probabilities, labels, known.threshold, ratio, bags, top_instance=True))
     assert set(np.flatnonzero(trusted == 1)) <= set(pools.pseudo_positive)
     assert set(np.flatnonzero(trusted == 0)) <= set(pools.negative_bag)
     assert not set(np.flatnonzero(trusted == 0)) & {*pools.pseudo_positive, *pools.pseudo_negative}

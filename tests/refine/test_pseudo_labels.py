@@ -6,7 +6,7 @@ import pytest
 from its2clr.refine.pseudo_labels import negative_bag_threshold, partition
 
 
-def slow_partition(bags, labels, threshold, ratio):
+def slow_partition(bags, labels, threshold, ratio, top_instance):
     """The pools of section 3.2 by loops over instances."""
     negative_bag, positives, negatives, index = [], [], [], 0
     for bag, label in zip(bags, labels, strict=True):
@@ -22,7 +22,7 @@ def slow_partition(bags, labels, threshold, ratio):
                     top, top_index = probability, index
             index += 1
         for place, probability in members:
-            if probability > threshold or (not any_positive and place == top_index):
+            if probability > threshold or (top_instance and not any_positive and place == top_index):
                 positives.append((probability, place))
             else:
                 negatives.append((probability, place))
@@ -35,31 +35,35 @@ def slow_partition(bags, labels, threshold, ratio):
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("ratio", [0.01, 0.2, 0.55, 1.0])
-def test_equals_the_slow_reference(seed, ratio):
+@pytest.mark.parametrize("top_instance", [False, True])
+def test_equals_the_slow_reference(seed, ratio, top_instance):
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 2, 8)
     bags = [np.round(rng.random(rng.integers(1, 12)), 1) for _ in labels]  # one decimal: ties are common
     threshold = float(rng.choice([0.0, 0.3, 0.5, 0.95]))
-    expected = slow_partition(bags, labels, threshold, ratio)
-    per_bag = partition(bags, labels, threshold, ratio)
+    expected = slow_partition(bags, labels, threshold, ratio, top_instance)
+    per_bag = partition(bags, labels, threshold, ratio, top_instance=top_instance)
     sizes = [len(bag) for bag in bags]
     ids = np.repeat(np.arange(len(bags)), sizes)
-    flat = partition(np.concatenate(bags), np.repeat(labels, sizes), threshold, ratio, bag_ids=ids)
+    rows = np.concatenate(bags), np.repeat(labels, sizes)
+    flat = partition(*rows, threshold, ratio, bag_ids=ids, top_instance=top_instance)
     for pools in (per_bag, flat):
         assert pools.negative_bag.tolist() == expected[0]
         assert pools.pseudo_positive.tolist() == expected[1]
         assert pools.pseudo_negative.tolist() == expected[2]
 
 
-def test_positive_bag_below_the_threshold_keeps_its_top_instance():
-    pools = partition([[0.1, 0.2], [0.9, 0.1], [0.05]], [1, 1, 0], threshold=0.5, ratio=1.0)
-    assert pools.pseudo_positive.tolist() == [1, 2]
-    assert pools.pseudo_negative.tolist() == [0, 3]
+@pytest.mark.parametrize(("top_instance", "positive", "negative"), [(False, [2], [0, 1, 3]), (True, [1, 2], [0, 3])])
+def test_a_positive_bag_below_the_threshold(top_instance, positive, negative):
+    bags = [[0.1, 0.2], [0.9, 0.1], [0.05]]
+    pools = partition(bags, [1, 1, 0], threshold=0.5, ratio=1.0, top_instance=top_instance)
+    assert pools.pseudo_positive.tolist() == positive
+    assert pools.pseudo_negative.tolist() == negative
     assert pools.negative_bag.tolist() == [4]
 
 
 def test_flat_without_bags_counts_the_positive_bags_as_one():
-    pools = partition([0.1, 0.25, 0.2, 0.9], [1, 1, 1, 0], threshold=0.5, ratio=1.0)
+    pools = partition([0.1, 0.25, 0.2, 0.9], [1, 1, 1, 0], threshold=0.5, ratio=1.0, top_instance=True)
     assert pools.pseudo_positive.tolist() == [1]
     assert pools.negative_bag.tolist() == [3]
 

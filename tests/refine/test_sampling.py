@@ -1,9 +1,13 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from its2clr.config import RefineConfig
 from its2clr.errors import TrainingError
+from its2clr.refine.labels import InstanceLabels
 from its2clr.refine.pseudo_labels import Pools
-from its2clr.refine.sampling import cycle, sample_batches
+from its2clr.refine.sampling import cycle, epoch_pools, sample_batches
 
 POOLS = Pools(np.arange(0, 40), np.arange(40, 47), np.arange(50, 80))
 
@@ -51,8 +55,21 @@ def test_same_generator_same_batches():
     assert (draw().indices == draw().indices).all()
 
 
-@pytest.mark.parametrize("empty", ["negative_bag", "pseudo_positive"])
-def test_an_empty_pool_is_said(empty):
+@pytest.mark.parametrize(
+    ("empty", "said"), [("negative_bag", "must hold negative bags"), ("pseudo_positive", "lower refine.threshold")]
+)
+def test_an_empty_pool_is_said(empty, said):
     pools = POOLS._replace(**{empty: np.empty(0, dtype=np.int64)})
-    with pytest.raises(TrainingError, match="both positive and negative instances"):
+    with pytest.raises(TrainingError, match=said):
         draw(pools=pools, warmup_anchors="negative")
+
+
+@pytest.mark.parametrize(
+    ("settings", "positives"),
+    [({}, []), ({"top_instance": True}, [1]), ({"top_instance": True, "labels": "ground_truth"}, [])],
+)
+def test_the_top_instance_counts_only_where_the_settings_say_so(settings, positives):
+    train = SimpleNamespace(labels=np.array([1, 0]), bag_of_instance=np.array([0, 0, 1]))
+    labels = InstanceLabels(np.array([0.1, 0.2, 0.0], np.float32), 0.3)
+    pools = epoch_pools(labels, train, RefineConfig(self_paced=False, **settings), 1)
+    assert pools.pseudo_positive.tolist() == positives

@@ -31,10 +31,10 @@ def partition(
     ratio: float,
     bag_ids: ArrayLike | None = None,
     most_negatives: float = 1.0,
+    *,
+    top_instance: bool = False,
 ) -> Pools:
     """Split instances into the pools, and keep the most confident share of the two pseudo-labelled ones.
-
-    If no instance of a positive bag passes the threshold, its top instance counts as positive.
 
     Args:
         probabilities: (N,) instance probabilities in flat order; or one array per bag, joined in order.
@@ -43,6 +43,7 @@ def partition(
         ratio: r in (0, 1]; share of each pool that is kept, rounded up.
         most_negatives: Largest share of the pseudo-negatives that is kept; 0: none.
         bag_ids: (N,) bag of each flat instance; without it all flat instances of positive bags count as one bag.
+        top_instance: See `pseudo_labels`.
 
     Raises:
         ValueError: Shapes do not fit together, or ratio or threshold is out of range.
@@ -50,7 +51,7 @@ def partition(
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio must be in (0, 1], got {ratio}")
     scores, in_positive_bag, bags = _flat(probabilities, bag_labels, bag_ids)
-    positive = pseudo_labels(scores, in_positive_bag, bags, threshold)
+    positive = pseudo_labels(scores, in_positive_bag, bags, threshold, top_instance=top_instance)
     pseudo_positive = np.flatnonzero(positive)
     pseudo_negative = np.flatnonzero(in_positive_bag & ~positive)
     return Pools(
@@ -65,14 +66,18 @@ def pseudo_labels(
     in_positive_bag: NDArray[np.bool_],
     bags: NDArray[np.int64],
     threshold: float,
+    *,
+    top_instance: bool = False,
 ) -> NDArray[np.bool_]:
     """Line 13 of Algorithm 1: an instance of a positive bag is positive if it passes the threshold.
 
-    If none of its bag passes, the bag's top instance is positive.
+    With `top_instance`, which is not in the paper, the top instance of a positive bag is positive if none of it passes.
     """
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold must be in [0, 1], got {threshold}")
     positive = in_positive_bag & (probabilities > threshold)
+    if not top_instance:
+        return positive
     without = in_positive_bag & ~np.isin(bags, bags[positive])
     rows = np.flatnonzero(without)
     # Sorted by bag, then from high to low probability: the first row of a bag is its top instance.

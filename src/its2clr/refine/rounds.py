@@ -164,7 +164,9 @@ def record_round(
         following = min(epoch + 1, config.epochs)  # after the last round: what the last epoch trained with
         selected = source.pools(epoch_pools(labels, context.train, config, following))
         with atomic_path(folder / "pseudo_labels.parquet") as temporary:
-            _table(reading, context.train, source, selected).to_parquet(temporary, index=False)
+            _table(reading, context.train, source, selected, top_instance=config.top_instance).to_parquet(
+                temporary, index=False
+            )
         assert reading.aggregators is not None
         reading.aggregators.save(folder / "aggregator.safetensors")
         found = {
@@ -183,11 +185,12 @@ def record_round(
     run.log("round", epoch, config.epochs, logged)
 
 
-def _table(reading: Reading, train: Bags, source: LabelSource, selected: Pools) -> pd.DataFrame:
+def _table(reading: Reading, train: Bags, source: LabelSource, selected: Pools, *, top_instance: bool) -> pd.DataFrame:
     """One row per training instance: the reader's probability, the pseudo label, and whether the next epoch uses it."""
     bag = train.bag_of_instance
     called = source.labels(reading.labels, None)
-    positive = pseudo_labels(called.probabilities, train.labels[bag].astype(bool), bag, called.threshold)
+    in_positive_bag = train.labels[bag].astype(bool)
+    positive = pseudo_labels(called.probabilities, in_positive_bag, bag, called.threshold, top_instance=top_instance)
     table = pd.DataFrame(
         {
             "bag_id": train.bag_ids[bag],

@@ -39,6 +39,7 @@ def epoch_pools(labels: InstanceLabels | None, train: Bags, config: RefineConfig
         ratio=pacing.ratio(epoch) if is_paced(config) and not warming_up else 1.0,
         bag_ids=bag,
         most_negatives=config.pseudo_negatives if config.labels == "pseudo" else 1.0,
+        top_instance=config.top_instance and config.labels == "pseudo",
     )
     return pools._replace(pseudo_negative=pools.pseudo_negative[:0]) if warming_up else pools
 
@@ -96,11 +97,13 @@ def sample_batches(
     negatives = pools.negative_bag
     if warmup_anchors is None:
         negatives = np.concatenate([pools.negative_bag, pools.pseudo_negative])
-    if len(negatives) == 0 or len(pools.pseudo_positive) == 0:
+    if len(pools.pseudo_positive) == 0:
         raise TrainingError(
-            f"refinement needs both positive and negative instances, got {len(pools.pseudo_positive)} pseudo-positive "
-            f"and {len(negatives)} negative; the training split must hold positive and negative bags"
+            "no instance of a positive bag passes the threshold, so there are no positives to refine with; set a lower "
+            "refine.threshold, or refine.threshold_rule=negative_bags, or refine.top_instance=true"
         )
+    if len(negatives) == 0:
+        raise TrainingError("refinement needs negative instances; the training split must hold negative bags")
     positive_rows = min(max(round(positive_fraction * batch_size), 1), batch_size - 1)
     positives = cycle(pools.pseudo_positive, steps * positive_rows, generator).reshape(steps, -1)
     rest = cycle(negatives, steps * (batch_size - positive_rows), generator).reshape(steps, -1)
