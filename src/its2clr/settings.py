@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from its2clr.config import RunConfig
+from its2clr.config import RunConfig, Section
 from its2clr.errors import InputError
 from its2clr.wording import did_you_mean
 
@@ -32,12 +33,17 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
         hint = did_you_mean(str(recipe), recipe_names(), else_list=True)
         raise InputError(f"no recipe named {str(recipe)!r}{hint}; give the name of a recipe or a .yaml file")
     try:
-        values = yaml.safe_load(text) or {}
+        values = copy.deepcopy(_parsed(text)) or {}
     except yaml.YAMLError as error:
         raise InputError(f"recipe {recipe}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise InputError(f"recipe {recipe}: expected keys and values, got {type(values).__name__}")
     return values
+
+
+@cache
+def _parsed(text: str) -> Any:
+    return yaml.safe_load(text)
 
 
 def resolve_config(
@@ -112,6 +118,16 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def settings_by_key(section: Section, prefix: str = "") -> dict[str, Any]:
+    """Every setting of a section by its dotted key; unlike in `flatten`, options stay together."""
+    found: dict[str, Any] = {}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        inner = isinstance(value, Section)
+        found |= settings_by_key(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return found
 
 
 def _explain(location: tuple[int | str, ...], kind: str, message: str) -> str:

@@ -70,13 +70,6 @@ def test_the_papers_numbers(label, row, column, mean, std):
     assert (number.mean, number.std) == (mean, std)
 
 
-def test_the_paper_recipe_is_the_papers_for_camelyon16():
-    config = resolve_config("camelyon16")
-    for key, value in datasets()["camelyon16"].items():
-        section, name = key.split(".")
-        assert getattr(getattr(config, section), name) == value
-
-
 @pytest.mark.parametrize("name", ["smoke", "quick", "paper"])
 def test_budgets_resolve(name):
     budget = read_budget(name)

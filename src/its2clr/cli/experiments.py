@@ -36,6 +36,9 @@ def reproduce(
     no_train: Annotated[
         bool, typer.Option("--no-train", help="Train nothing; make the tables from finished runs.")
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print the settings of every cell as YAML, and stop; needs no cohort.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the tables and figures, and stop.")] = False,
 ) -> None:
     """Make tables and figures of the paper on your cohort, beside the paper's numbers.
@@ -51,11 +54,24 @@ def reproduce(
     if list_ or not names:
         say("\n".join(f"{spec.label:<24} {spec.title}" for spec in experiments().values()))
         return
-    select(names)
+    specs = select(names)
 
-    from its2clr.experiments.reproduce import default_workers, embedded_cohort, parse_cohorts
-    from its2clr.experiments.reproduce import reproduce as reproduce_
     from its2clr.settings import parse_override
+
+    overrides = dict(parse_override(text) for text in settings or [])
+    if plan:
+        from its2clr.experiments.plan import Planner, parse_cohorts
+        from its2clr.experiments.shown_plan import shown_plan
+        from its2clr.experiments.spec import read_budget
+
+        chosen = read_budget(budget)
+        planner = Planner(chosen, parse_cohorts(cohort) if cohort else {"": Path("COHORT")}, recipe, overrides, out)
+        typer.echo(shown_plan(specs, planner, seeds or chosen.seeds), nl=False)
+        return
+
+    from its2clr.experiments.plan import parse_cohorts
+    from its2clr.experiments.reproduce import default_workers, embedded_cohort
+    from its2clr.experiments.reproduce import reproduce as reproduce_
 
     page, failed = reproduce_(
         names,
@@ -65,7 +81,7 @@ def reproduce(
         seeds=seeds,
         workers=workers or default_workers(),
         recipe=recipe,
-        overrides=dict(parse_override(text) for text in settings or []),
+        overrides=overrides,
         train=not no_train,
         say=say,
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,9 +11,20 @@ from typing import Any
 from its2clr.config import RunConfig
 from its2clr.errors import InputError
 from its2clr.experiments.metrics import OF_FEATURES
-from its2clr.experiments.spec import BASE_DATASET, Budget, Cell, Resampling, Stage, datasets, methods, starts
+from its2clr.experiments.spec import (
+    BASE_DATASET,
+    OF_A_DATASET,
+    Budget,
+    Cell,
+    Resampling,
+    Stage,
+    dataset_settings,
+    datasets,
+    methods,
+    starts,
+)
 from its2clr.files import hash_files
-from its2clr.settings import flatten, read_recipe, resolve_config
+from its2clr.settings import flatten, read_recipe, resolve_config, settings_by_key
 from its2clr.wording import did_you_mean
 
 _NOT_LOOKED_AT: dict[Stage, tuple[str, ...]] = {
@@ -22,7 +33,9 @@ _NOT_LOOKED_AT: dict[Stage, tuple[str, ...]] = {
     "refine": ("end_to_end",),
     "end_to_end": ("refine",),
 }
-"""Sections of the settings that a stage does not look at: runs that differ only there are the same run."""
+"""Sections of the settings that a stage does not look at: runs that differ only there are the same run.
+
+A pretraining looks at the aggregator if it is checked with it."""
 _OF_THE_START = ("encoder", "projector", "pretrain")
 """Sections that make a start what it is."""
 
@@ -37,6 +50,7 @@ class Job:
         resampling: How it is changed first.
         values: Settings beyond those of every run, as sorted pairs of key and JSON.
         seed: Training seed.
+        checked: Whether its pretraining is checked with the run's aggregator, so that the start depends on that too.
     """
 
     stage: Stage
@@ -44,6 +58,7 @@ class Job:
     resampling: Resampling
     values: tuple[tuple[str, str], ...]
     seed: int
+    checked: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -55,8 +70,14 @@ class Job:
         """The pretraining this job starts from; None when it is one itself, or starts from scratch."""
         if self.stage == "pretrain" or self.settings.get("end_to_end.start") == "scratch":
             return None
-        values = tuple(pair for pair in self.values if pair[0].split(".")[0] in _OF_THE_START)
-        return Job("pretrain", self.cohort, Resampling(), values, self.seed)
+        sections = (*_OF_THE_START, "aggregator") if self.checked else _OF_THE_START
+        values = tuple(pair for pair in self.values if pair[0].split(".")[0] in sections)
+        return Job("pretrain", self.cohort, Resampling(), values, self.seed, self.checked)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Sections of the settings that it does not look at."""
+        return tuple(name for name in _NOT_LOOKED_AT[self.stage] if not (self.checked and name == "aggregator"))
 
     def describe(self) -> str:
         """In words, for progress and for the index of runs."""
@@ -108,6 +129,7 @@ class Planner:
         self.budget, self.cohorts, self.out = budget, cohorts, out
         self._recipe = recipe or budget.recipe
         self._starts = budget.starts if recipe is None else {}
+        self._whole_recipes = budget.whole_recipes and recipe is None
         self._values = {**(budget.values if recipe is None else {}), **overrides}
         self._of_user = set(flatten(overrides))
         self._of_recipe = set() if recipe is None else set(flatten(read_recipe(recipe)))
@@ -128,17 +150,24 @@ class Planner:
             raise InputError(f"no cohort given for {cell.dataset}")
         # What the user sets beats the settings of any dataset; a recipe beats those of the base dataset only.
         chosen = self._of_user | (self._of_recipe if cell.dataset == BASE_DATASET else set())
-        of_dataset = {key: value for key, value in datasets()[cell.dataset].items() if key not in chosen}
+        chosen |= {"aggregator.options"} if "aggregator.name" in chosen else set()
+        of_dataset = {key: value for key, value in self._of_dataset(cell.dataset).items() if key not in chosen}
         values = {**of_dataset, **self._start(cell.start), **method.values, **cell.values}
         if values.get("aggregator.name", self.base.aggregator.name) != self.base.aggregator.name:
-            values["aggregator.options"] = {}
+            values.setdefault("aggregator.options", {})
         kept = {
             key: value
             for key, value in values.items()
             if key.split(".")[0] not in _NOT_LOOKED_AT[method.stage] and value != _setting(self.base, key)
         }
         pairs = tuple(sorted((key, json.dumps(value)) for key, value in kept.items()))
-        return Job(method.stage, str(cohort), cell.cohort, pairs, seed)
+        checked = values.get("pretrain.check_every", self.base.pretrain.check_every) > 0
+        return Job(method.stage, str(cohort), cell.cohort, pairs, seed, checked)
+
+    def _of_dataset(self, name: str) -> dict[str, Any]:
+        """What a column that is this dataset sets."""
+        settings = dataset_settings(name)
+        return settings if self._whole_recipes else {key: settings[key] for key in OF_A_DATASET}
 
     def _start(self, name: str | None) -> dict[str, Any]:
         """Settings of a start: the user may change how it is trained, but not what makes it that start."""
@@ -151,11 +180,23 @@ class Planner:
         """All settings of a job's run; sections that its stage does not look at have their defaults."""
         resolved = resolve_config(self._recipe, {**self._values, **job.settings, "seed": job.seed})
         default = RunConfig()
-        unused = {section: getattr(default, section) for section in _NOT_LOOKED_AT[job.stage]}
+        unused = {section: getattr(default, section) for section in job.unused}
         if job.stage != "pretrain":
             start = None if job.start is None else str(self.folder(job.start).absolute())
             unused["pretrain"] = default.pretrain.model_copy(update={"start": start})
         return resolved.model_copy(update=unused)
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """Every setting that a cell's training and the pretraining of its start look at, by dotted key."""
+        job = self.job(cell, 0)
+        config, unused = self.config(job), {*job.unused, "adapter", "engine", "plugins", "seed"}
+        if job.start is None:
+            unused.add("pretrain")
+        else:
+            config = config.model_copy(update={"pretrain": self.config(job.start).pretrain})
+        found = settings_by_key(config).items()
+        other = () if config.pretrain.method == "dino" else ("pretrain.dino.",)
+        return {key: value for key, value in found if key.split(".")[0] not in unused and not key.startswith(other)}
 
     def setting(self, cell: Cell) -> Any:
         """The value of a cell's setting in the run that the cell describes."""
@@ -208,6 +249,22 @@ class Planner:
     def _fingerprint(self, cohort: str) -> tuple[str, str]:
         files = [Path(cohort) / name for name in ("bags.csv", "cohort.json")]
         return str(Path(cohort).resolve()), hash_files(*files) if files[0].is_file() else ""
+
+
+def parse_cohorts(texts: Sequence[str]) -> dict[str, Path]:
+    """Folders of cohorts by dataset, from `PATH` (for all datasets) and `DATASET=PATH` (for one).
+
+    Raises:
+        InputError: A dataset has two.
+    """
+    cohorts: dict[str, Path] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        key, value = (name, path) if equals and not Path(text).exists() else ("", text)
+        if key in cohorts:
+            raise InputError(f"--cohort: two cohorts for {key or 'all datasets'}: {cohorts[key]} and {value}")
+        cohorts[key] = Path(value)
+    return cohorts
 
 
 def _order(job: Job) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """`its2clr reproduce`: run what some tables and figures need, and write them beside the paper's numbers."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,22 +179,6 @@ def default_workers() -> int:
     import torch
 
     return torch.cuda.device_count() or min(2, os.cpu_count() or 1)
-
-
-def parse_cohorts(texts: Sequence[str]) -> dict[str, Path]:
-    """Folders of cohorts by dataset, from `PATH` (for all datasets) and `DATASET=PATH` (for one).
-
-    Raises:
-        InputError: A dataset has two.
-    """
-    cohorts: dict[str, Path] = {}
-    for text in texts:
-        name, equals, path = text.partition("=")
-        key, value = (name, path) if equals and not Path(text).exists() else ("", text)
-        if key in cohorts:
-            raise InputError(f"--cohort: two cohorts for {key or 'all datasets'}: {cohorts[key]} and {value}")
-        cohorts[key] = Path(value)
-    return cohorts
 
 
 def embedded_cohort(budget: str, out: Path) -> Path:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from its2clr.config import Section
 from its2clr.errors import InputError
+from its2clr.settings import resolve_config, settings_by_key
 from its2clr.wording import did_you_mean
 
 Stage = Literal["pretrain", "aggregate", "refine", "end_to_end"]
@@ -20,6 +21,15 @@ Kind = Literal["table", "curves", "training", "sweep", "histogram", "maps", "exa
 
 BASE_DATASET = "camelyon16"
 """The dataset of cells that name none."""
+OF_A_DATASET = (
+    "aggregator.name",
+    "aggregator.balanced",
+    "refine.threshold",
+    "refine.initial_ratio",
+    "refine.final_ratio",
+    "refine.positive_fraction",
+)
+"""What a dataset is in budgets other than the paper's: its aggregator, and the settings in Table:hyperparameter."""
 
 
 class Resampling(Section):
@@ -203,12 +213,20 @@ class Method(Section):
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
 
 
+class Dataset(Section):
+    """A dataset of the paper: its recipe, and what differs from it."""
+
+    recipe: str
+    values: dict[str, Any] = Field(default_factory=dict, alias="set")
+
+
 class Budget(Section):
     """How much is trained.
 
     Attributes:
         about: Printed on every page made with it.
         recipe: Recipe the settings start from.
+        whole_recipes: Whether a column that is a dataset has all settings of its recipe; otherwise `OF_A_DATASET`.
         values: Settings that replace some of it.
         embedded: Size and settings of the embedded cohort that is drawn when no cohort is given.
         starts: Settings that replace some of a start in starts.yaml.
@@ -218,6 +236,7 @@ class Budget(Section):
 
     about: str
     recipe: str
+    whole_recipes: bool = False
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
     embedded: dict[str, Any] | None = None
     starts: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -240,9 +259,16 @@ def methods() -> dict[str, Method]:
 
 
 @cache
-def datasets() -> dict[str, dict[str, Any]]:
-    """What the paper sets for each dataset."""
-    return _read_file("datasets.yaml")
+def datasets() -> dict[str, Dataset]:
+    """The datasets of the paper by name."""
+    return {name: Dataset.model_validate(value) for name, value in _read_file("datasets.yaml").items()}
+
+
+@cache
+def dataset_settings(name: str) -> dict[str, Any]:
+    """All settings of a dataset, by dotted key."""
+    dataset = datasets()[name]
+    return settings_by_key(resolve_config(dataset.recipe, dataset.values))
 
 
 @cache
