@@ -6,10 +6,11 @@
 
 DATA holds a folder for each source of images: `make_bags.py`, and its zip or what was in it. Without `--cohorts` all
 are run. Every sampling (of bags and splits; of colon nuclei a fold) is trained several times, and the rows of a
-training share their start; so do the rates of the malaria smears. `--row` adds a row of your own, which is refined with
-these changes. What is in OUT already is not trained again; `--starts` takes bags and starts from the OUT of another
-call. Runs that failed, or that OUT holds with other settings, are named and left out. Runs are added to those in FILE,
-of itself OUT/suite.json. Settings are chosen with `--split val`; `--split test` is for the end.
+training share their start; so do the rates of the malaria smears, and the breast cohorts, whose patients are split
+alike. `--row` adds a row of your own, which is refined with these changes. What is in OUT already is not trained again;
+`--starts` takes bags and starts from the OUT of another call. Runs that failed, or that OUT holds with other settings,
+are named and left out. Runs are added to those in FILE, of itself OUT/suite.json. Settings are chosen with
+`--split val`; `--split test` is for the end.
 """
 
 import argparse
@@ -72,7 +73,10 @@ COHORTS = {
         f"malaria-{rate}": Source("malaria-smears", {"--witness-rate": rate}, starts="malaria-0.1")
         for rate in ("0.05", "0.1", "0.2", "0.4")
     },
-    **{f"breast-{rate}": Source("breast-idc", {"--witness-rate": rate}) for rate in ("0.1", "0.2")},
+    **{
+        f"breast-{rate}": Source("breast-idc", {"--witness-rate": rate}, starts="breast-regions")
+        for rate in ("0.1", "0.2")
+    },
     "breast-regions": Source("breast-idc", {"--bags": "regions"}),
     "colon": Source("colon-nuclei", number="--fold", samplings=10, most=10),
     "demo": Source(None, {"size": "medium", "evidence": 0.75, "grid": (6, 6)}),
