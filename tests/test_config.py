@@ -31,6 +31,26 @@ def test_the_camelyon16_recipe_holds_the_papers_settings():
     assert (views.horizontal_flip, views.vertical_flip, views.crop_scale) == (0.5, 0.5, None)
 
 
+@pytest.mark.parametrize("name", ["camelyon16", "tcga-luad"])
+def test_the_papers_recipes_take_dsmil_as_its_authors_do(name):
+    aggregator = resolve_config(name).aggregator
+    assert (aggregator.weight_decay, aggregator.betas, aggregator.positive_weight) == (0.005, (0.5, 0.9), 1.0)
+    assert create_aggregator(aggregator.name, 512, **aggregator.options).prediction == "mean"
+
+
+def test_the_recipe_of_the_released_code_differs_in_what_its_head_says():
+    released = resolve_config("camelyon16-released")
+    assert config_difference(resolve_config("camelyon16"), released) == [
+        "aggregator.betas: [0.5, 0.9] -> [0.9, 0.999]",
+        "aggregator.options: {} -> None",
+        "aggregator.options.prediction: None -> 'embedding'",
+        "aggregator.positive_weight: 1.0 -> 'balanced'",
+        "aggregator.weight_decay: 0.005 -> 0.0001",
+        "refine.constant_epochs: 0 -> 10",
+    ]
+    assert create_aggregator("dsmil", 512, **released.aggregator.options).prediction == "embedding"
+
+
 @pytest.mark.parametrize("name", ["tcga-luad", "breast-ultrasound"])
 def test_the_other_datasets_train_the_encoder_as_camelyon16(name):
     config, camelyon = resolve_config(name), resolve_config("camelyon16")
@@ -74,6 +94,10 @@ def test_overrides_as_text_and_as_mapping():
         (["refine.threshold=1.5"], "refine.threshold"),
         (["refine.epochs=many"], "refine.epochs"),
         (["refine.warmup_epochs=60"], "larger than epochs"),
+        (["refine.constant_epochs=60"], "constant_epochs (60) is larger than epochs (50)".replace(")", r"\)")),
+        (["aggregator.positive_weight=0"], "aggregator.positive_weight: Input should be greater than 0"),
+        (["aggregator.positive_weight=equal"], "aggregator.positive_weight: Input should be 'balanced'"),
+        (["aggregator.positive_weight=balanced", "aggregator.balanced=true"], "twice; set one of them"),
         (["refine.views.crop_scale=[0.9, 0.1]"], "crop_scale"),
         (["refine.epochs"], "expected key=value"),
         (["seed.x=1"], "seed is a single value"),

@@ -135,6 +135,22 @@ def test_the_cosine_falls_from_the_peak_to_zero_after_the_last_step():
     assert cosine_or_constant(RefineConfig(learning_rate=0.4, schedule="constant"), 2, 3, 2) == [0.4, 0.4]
 
 
+def test_constant_epochs_come_before_a_whole_cosine():
+    """As in the authors' code, which begins to step its scheduler, made for all epochs, after ten of them."""
+    config = RefineConfig(learning_rate=0.4)
+    first = [cosine_or_constant(config, epoch, 50, 4, constant_epochs=10)[0] for epoch in range(50)]
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(torch.optim.SGD([torch.zeros(1)], lr=0.4), T_max=50)
+    expected = []
+    for epoch in range(50):
+        expected.append(scheduler.get_last_lr()[0])
+        if epoch >= 10:
+            scheduler.optimizer.step()
+            scheduler.step()
+    assert first == pytest.approx(expected)
+    assert cosine_or_constant(config, 9, 50, 4, constant_epochs=10) == [0.4] * 4
+    assert cosine_or_constant(config, 10, 50, 4, constant_epochs=10) == cosine_or_constant(config, 0, 50, 4)
+
+
 def test_the_warm_up_rises_to_the_full_rate():
     assert warmed_up([1.0, 1.0], 0, 2) == [0.25, 0.5]
     assert warmed_up([1.0, 1.0], 1, 2) == [0.75, 1.0]

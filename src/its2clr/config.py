@@ -232,6 +232,11 @@ class AggregatorTraining(Section):
         default=False,
         description="draw as many positive as negative bags in each epoch; bags of the rarer class are repeated",
     )
+    positive_weight: Positive | Literal["balanced"] = Field(
+        1.0,
+        description="how often a positive bag counts in the loss; balanced: as often as there are negative training "
+        "bags for a positive one, so that both classes count the same",
+    )
     folds: bool = Field(
         default=False,
         description="leave a different fold of the training bags (by group) out of the training of each seed, so that "
@@ -242,6 +247,14 @@ class AggregatorTraining(Section):
         ge=1,
         description="stop a seed after this many epochs without a better validation result; null: never stop early",
     )
+
+    @model_validator(mode="after")
+    def _balanced_once(self) -> "AggregatorTraining":
+        if self.balanced and self.positive_weight == "balanced":
+            raise ValueError(
+                "balanced=true and positive_weight=balanced would make up for the rarer class twice; set one of them"
+            )
+        return self
 
 
 class LoraSettings(Section):
@@ -260,6 +273,11 @@ class RefineConfig(OptimiserConfig):
     learning_rate: Positive = Field(0.01, description="highest learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD momentum")
     epochs: Count = Field(50, description="T: number of refinement epochs")
+    constant_epochs: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="number of first epochs with the highest learning rate; a cosine follows that is, as in the "
+        "authors' code, as long as the whole training, so it ends above zero",
+    )
     batch_size: Annotated[int, Field(ge=4)] = Field(512, description="instances per step, over all processes")
     steps_per_epoch: Count | None = Field(
         None, description="steps per epoch; null: training instances / batch_size, rounded up"
@@ -361,6 +379,8 @@ class RefineConfig(OptimiserConfig):
     def _consistent(self) -> "RefineConfig":
         if self.warmup_epochs > self.epochs:
             raise ValueError(f"warmup_epochs ({self.warmup_epochs}) is larger than epochs ({self.epochs})")
+        if self.constant_epochs > self.epochs:
+            raise ValueError(f"constant_epochs ({self.constant_epochs}) is larger than epochs ({self.epochs})")
         if self.freeze_until is not None and self.lora is not None:
             raise ValueError(
                 "freeze_until and lora exclude each other, since lora freezes the whole encoder; set one of them"

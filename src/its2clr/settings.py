@@ -131,7 +131,8 @@ def settings_by_key(section: Section, prefix: str = "") -> dict[str, Any]:
 
 
 def _explain(location: tuple[int | str, ...], kind: str, message: str) -> str:
-    key = ".".join(str(part) for part in location)
+    # Where several kinds of value are allowed, pydantic adds the kind, such as literal['balanced'], to the location.
+    key = ".".join(str(part) for part in location if isinstance(part, int) or part.isidentifier())
     if kind != "extra_forbidden":
         return f"{key}: {message.removeprefix('Value error, ')}"
     model: type[BaseModel] = RunConfig

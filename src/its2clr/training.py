@@ -211,12 +211,18 @@ def train_epoch(
     return EpochResult(mean_loss, mean_spread, batches.indices.numel() / seconds, seconds)
 
 
-def cosine_or_constant(config: OptimiserConfig, epoch: int, epochs: int, steps: int) -> list[float]:
-    """Learning rate of every step of an epoch (counted from 0); the cosine reaches zero after the last step."""
-    if config.schedule == "constant":
+def cosine_or_constant(
+    config: OptimiserConfig, epoch: int, epochs: int, steps: int, constant_epochs: int = 0
+) -> list[float]:
+    """Learning rate of every step of an epoch (counted from 0).
+
+    The cosine reaches zero `epochs` after its start: with the last step, unless some constant epochs come before it.
+    """
+    after = epoch - constant_epochs
+    if config.schedule == "constant" or after < 0:
         return [config.learning_rate] * steps
     return [
-        config.learning_rate * 0.5 * (1 + math.cos(math.pi * (epoch * steps + step) / (epochs * steps)))
+        config.learning_rate * 0.5 * (1 + math.cos(math.pi * (after * steps + step) / (epochs * steps)))
         for step in range(steps)
     ]
 

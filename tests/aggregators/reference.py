@@ -123,7 +123,8 @@ def dsmil_streams(state, bag, options):
 
 def dsmil(state, bag, options):
     embedding, maximum, logits, weights = dsmil_streams(state, bag, options)
-    return sigmoid((embedding + maximum) / 2), logits, weights
+    bag = embedding if options.get("prediction") == "embedding" else (embedding + maximum) / 2
+    return sigmoid(bag), logits, weights
 
 
 def transformer(state, bag, options):

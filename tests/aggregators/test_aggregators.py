@@ -30,6 +30,7 @@ VARIANTS = [
     ("instance_attention", {"gated": True}),
     ("dsmil", {}),
     ("dsmil", {"nonlinear": False, "passing_value": True}),
+    ("dsmil", {"prediction": "embedding"}),
     ("transformer", {}),
     ("transformer", {"blocks": 1, "heads": 2, "mlp_ratio": 0.5}),
 ]
@@ -155,7 +156,7 @@ def test_gradient_reaches_the_features_and_every_parameter(name: str, options: d
     aggregator = build(name, options)
     features, mask = pad(ragged_bags())
     features.requires_grad_()
-    aggregator(features, mask).bag_logit.sum().backward()
+    aggregator.loss(aggregator(features, mask), torch.tensor([1, 0, 1, 0])).backward()
     assert (features.grad.abs().sum(dim=(1, 2)) > 0).all()
     for key, parameter in aggregator.named_parameters():
         assert parameter.grad.abs().sum() > 0, key
@@ -195,9 +196,10 @@ def test_loss_is_cross_entropy_of_the_bag(name: str, labels: Tensor):
     assert aggregator.loss(output, labels).item() == pytest.approx(sum(expected) / 4, rel=1e-7)
 
 
+@pytest.mark.parametrize("prediction", ["mean", "embedding"])
 @pytest.mark.parametrize("loss_weight", [0.0, 0.1, 1.0, 5.0])
-def test_dsmil_loss_weighs_its_two_streams(loss_weight: float):
-    aggregator = build("dsmil", {"loss_weight": loss_weight})
+def test_dsmil_loss_weighs_its_two_streams(loss_weight: float, prediction: str):
+    aggregator = build("dsmil", {"loss_weight": loss_weight, "prediction": prediction})
     bags = ragged_bags()
     expected = 0.0
     for bag, label in zip(bags, (1, 0, 0, 1), strict=True):
@@ -207,6 +209,33 @@ def test_dsmil_loss_weighs_its_two_streams(loss_weight: float):
         expected += (losses[0] + loss_weight * losses[1]) / (1 + loss_weight) / len(bags)
     loss = aggregator.loss(aggregator(*pad(bags)), torch.tensor([1, 0, 0, 1]))
     assert loss.item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("weight", [0.25, 1.0, 3.0])
+@variants
+def test_a_positive_bag_counts_as_often_in_the_loss_as_set(name: str, options: dict, weight: float):
+    """Each bag alone, unweighted; then the sum in which positive ones count `weight` times, over the number of bags."""
+    aggregator = build(name, options)
+    bags, labels = ragged_bags(), torch.tensor([1, 0, 0, 1])
+    alone = [
+        aggregator.loss(aggregator(bag[None]), label[None]).item() for bag, label in zip(bags, labels, strict=True)
+    ]
+    expected = (weight * alone[0] + alone[1] + alone[2] + weight * alone[3]) / 4
+    aggregator.positive_weight = weight
+    assert aggregator.loss(aggregator(*pad(bags)), labels).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_weighted_loss_is_that_of_torch():
+    """In the libraries' words: the positive weight of the binary cross-entropy."""
+    aggregator = build("max", {})
+    output, labels = aggregator(*pad(ragged_bags())), torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    aggregator.positive_weight = 1.7
+    torch.testing.assert_close(
+        aggregator.loss(output, labels),
+        torch.nn.functional.binary_cross_entropy_with_logits(
+            output.bag_logit, labels, pos_weight=torch.tensor(1.7, dtype=torch.float64)
+        ),
+    )
 
 
 @pytest.mark.parametrize(("ratio", "size", "count"), [(0.1, 30, 3), (0.1, 31, 4), (0.001, 500, 1), (0.2, 5, 1)])

@@ -1,9 +1,14 @@
 """The registry and the messages of the contract."""
 
+import inspect
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 from its2clr.aggregators import Aggregator, BagOutput, aggregator_names, base, create_aggregator, register
+from its2clr.aggregators.base import AGGREGATORS
 from its2clr.errors import InputError
 
 
@@ -78,3 +83,17 @@ def test_wrong_shapes_are_refused():
         aggregator(torch.zeros(2, 3, 5))
     with pytest.raises(InputError, match="boolean mask of shape"):
         aggregator(torch.zeros(2, 3, 4), torch.ones(2, 3))
+
+
+def test_the_page_of_aggregators_names_their_options():
+    """A row names every option, or ends with `...`; what is in brackets explains an option."""
+    page = (Path(__file__).parents[2] / "docs" / "aggregators.md").read_text(encoding="utf-8")
+    table = page.split("\n\n")[2].splitlines()
+    assert table[0] == "| name | bag | instance scores | options |"
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+    assert sorted(row[0].strip("`") for row in rows) == sorted(aggregator_names())
+    for name, _, _, cell in rows:
+        named = re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", cell))
+        options = set(inspect.signature(AGGREGATORS.find(name.strip("`"))).parameters) - {"feature_dim"}
+        assert set(named) <= options, name
+        assert cell.endswith("...") or set(named) == options, name

@@ -119,6 +119,16 @@ def test_the_loss_is_the_models_own() -> None:
     torch.testing.assert_close(aggregator.loss(output, label), sum(losses.values()))
 
 
+def test_positive_bags_are_weighted() -> None:
+    torch.manual_seed(0)
+    aggregator = create_aggregator("torchmil:DSMIL", FEATURES)
+    bags, labels = torch.randn(3, 6, FEATURES), torch.tensor([0.0, 1.0, 1.0])
+    alone = [aggregator(bag[None], None, label[None]).loss.item() for bag, label in zip(bags, labels, strict=True)]
+    aggregator.positive_weight = 4.0
+    loss = aggregator.loss(aggregator(bags, None, labels), labels)
+    assert loss.item() == pytest.approx((alone[0] + 4 * alone[1] + 4 * alone[2]) / 3, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [

@@ -1,6 +1,7 @@
 """Training: several seeds at once equal each alone, equal a plain loop; selection on validation bags only."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -136,6 +137,35 @@ def test_equals_a_plain_loop_over_single_bags(name: str):
             for key, tensor in aggregator.state_dict().items():
                 torch.testing.assert_close(trained.state[key][1], tensor, atol=1e-5, rtol=1e-5)
     assert [record["learning_rate"] for record in trained.history] == [1e-3, 1e-3, 5e-4]
+
+
+@pytest.mark.parametrize(("setting", "weight"), [("balanced", 20 / 4), (0.5, 0.5)])
+@pytest.mark.parametrize("bags_per_step", [1, 5])
+def test_weighted_bags_equal_a_plain_loop(setting: str | float, weight: float, bags_per_step: int):
+    """20 negative and 4 positive bags, each loss alone; in both seeds, stacked. Validation bags are weighted alike."""
+    train = TRAIN.subset([*range(0, 40, 2), 1, 3, 5, 7])
+    options = {"prediction": "embedding"}
+    config = AggregatorTraining(
+        options=options, positive_weight=setting, epochs=1, learning_rate=1e-3, bags_per_step=bags_per_step
+    )
+    trained = train_aggregators(config, train, VALIDATION, [7, 8])
+
+    def loss_of(bags: BagFeatures, bag: int) -> torch.Tensor:
+        instances, label = bags.features[bags.offsets[bag] : bags.offsets[bag + 1]], bags.labels[bag : bag + 1]
+        return aggregator.loss(aggregator(instances[None]), label) * (weight if label else 1.0)
+
+    for index, seed in enumerate(trained.seeds):
+        aggregator = build("dsmil", options, train.feature_dim, seed=seed)
+        optimizer = torch.optim.Adam(aggregator.parameters(), lr=1e-3, betas=(0.5, 0.9), weight_decay=5e-3)
+        order = numpy_generator(seed, "bag order").permutation(len(train))
+        for start in range(0, len(order), bags_per_step):
+            optimizer.zero_grad()
+            torch.stack([loss_of(train, bag) for bag in order[start : start + bags_per_step]]).mean().backward()
+            optimizer.step()
+        for key, tensor in aggregator.state_dict().items():
+            torch.testing.assert_close(trained.state[key][index], tensor, atol=1e-5, rtol=1e-5)
+        validation = np.mean([loss_of(VALIDATION, bag).item() for bag in range(len(VALIDATION))])
+        assert trained.history[0]["validation_loss"][index] == pytest.approx(validation, abs=1e-4)
 
 
 def test_best_epoch_is_by_auc_then_loss_on_validation_bags():
@@ -304,6 +334,19 @@ def test_saved_aggregators_come_back_equal(tmp_path):
     np.testing.assert_array_equal(loaded.best_epoch, trained.best_epoch)
     for ours, theirs in zip(trained.predict(VALIDATION), loaded.predict(VALIDATION), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_dsmil_saved_before_it_had_predictions_predicts_with_the_mean(tmp_path):
+    """Files of before name no prediction; the parameters are the same for both, so only the name can tell."""
+    trained = train_aggregators(AggregatorTraining(name="dsmil", **QUICK), TRAIN, VALIDATION, [0])
+    trained.save(tmp_path / "old")
+    old = TrainedAggregators.load(tmp_path / "old")
+    assert old.options == {}
+    of_mean, of_embedding = (
+        replace(old, options={"prediction": name}).predict(VALIDATION).bag_probability for name in ("mean", "embedding")
+    )
+    np.testing.assert_array_equal(old.predict(VALIDATION).bag_probability, of_mean)
+    assert not np.allclose(of_mean, of_embedding)
 
 
 def test_load_refuses_other_files(tmp_path):

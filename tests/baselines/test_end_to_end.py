@@ -7,6 +7,7 @@ import torch
 from tests.conftest import TINY
 
 from its2clr.aggregators import create_aggregator
+from its2clr.baselines import end_to_end
 from its2clr.baselines.end_to_end import EndToEndNetwork
 from its2clr.cohort import Cohort
 from its2clr.config import EncoderConfig
@@ -187,6 +188,16 @@ def test_from_scratch_needs_no_pretraining(tiny_cohort, tmp_path):
     stages = open_run(tmp_path / "run", tiny_cohort, "demo", settings, quiet=True)
     stages.end_to_end()
     assert stages.run.done("pretrain") is None
+
+
+def test_positive_bags_weigh_as_the_settings_of_the_aggregator_say(tiny_cohort, tmp_path, monkeypatch):
+    def stop(network, *arguments):
+        raise RuntimeError(f"weight {network.aggregator.positive_weight}")
+
+    monkeypatch.setattr(end_to_end, "_train_epoch", stop)
+    settings = [*E2E, "end_to_end.start=scratch", "aggregator.positive_weight=9"]
+    with pytest.raises(RuntimeError, match=r"weight 9\.0"):
+        open_run(tmp_path / "run", tiny_cohort, "demo", settings, quiet=True).end_to_end()
 
 
 def test_more_bags_per_step_than_bags_is_said(tiny_cohort, trained, tmp_path):

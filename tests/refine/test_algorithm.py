@@ -219,6 +219,20 @@ def test_labels_may_be_replaced_in_every_round(recorded, tiny_cohort, tmp_path, 
     assert all(one["pseudo_labels_replaced"] for one in always.metrics)
 
 
+def test_the_first_epochs_may_keep_the_learning_rate(recorded, tiny_cohort, tmp_path, monkeypatch):
+    rates = []
+
+    def epoch(step, batches, of_steps, keys):
+        rates.extend(of_steps)
+        return EpochResult(loss=1.0, spread=1.0, tiles_per_second=1.0, seconds=1.0)
+
+    monkeypatch.setattr(learner, "train_epoch", epoch)
+    settings = [f"pretrain.start={recorded.run}", f"refine.refresh_every={EPOCHS}", "refine.constant_epochs=4"]
+    open_run(tmp_path / "run", tiny_cohort, "demo", [*SETTINGS, *settings], quiet=True).refine()
+    falling = [0.05 * (1 + math.cos(math.pi * step / (3 * EPOCHS))) / 2 for step in range(6)]
+    assert rates == pytest.approx([0.05] * 12 + falling)
+
+
 def test_the_gate_compares_what_it_is_told_to():
     nothing = np.zeros(0, np.float32)
     rounds = [

@@ -76,7 +76,8 @@ def test_an_aggregator_that_makes_no_rounds_is_not_searched():
 
 
 @pytest.mark.parametrize(
-    "recipe", ["standard", "demo", "camelyon16", "malaria-smears", "tcga-luad", "breast-ultrasound"]
+    "recipe",
+    ["standard", "demo", "camelyon16", "camelyon16-released", "malaria-smears", "tcga-luad", "breast-ultrasound"],
 )
 def test_the_default_space_holds_the_recipe_and_survives_a_file(recipe):
     config = resolve_config(recipe)

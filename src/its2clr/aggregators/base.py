@@ -50,10 +50,12 @@ class Aggregator(nn.Module, ABC):
     Attributes:
         stackable: whether several seeds can run as one, under vmap and recorded as CUDA graphs.
         takes_labels: whether `forward` takes the labels in training, to return its own loss.
+        positive_weight: how often a positive bag counts in the loss; set by the training.
     """
 
     stackable: ClassVar[bool] = True
     takes_labels: ClassVar[bool] = False
+    positive_weight: float = 1.0
 
     def __init__(self, feature_dim: int) -> None:
         super().__init__()
@@ -110,7 +112,18 @@ class Aggregator(nn.Module, ABC):
         Returns:
             A scalar.
         """
-        return F.binary_cross_entropy_with_logits(output.bag_logit, labels.to(output.bag_logit.dtype))
+        return self.cross_entropy(output.bag_logit, labels)
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean binary cross-entropy of logits (B,) of bags; a positive bag counts `positive_weight` times."""
+        labels = labels.to(logits.dtype)
+        return self.mean_over_bags(F.binary_cross_entropy_with_logits(logits, labels, reduction="none"), labels)
+
+    def mean_over_bags(self, losses: Tensor, labels: Tensor) -> Tensor:
+        """Mean of the losses (B,) of bags; that of a positive bag counts `positive_weight` times."""
+        if self.positive_weight != 1:
+            losses = losses * (1 + (self.positive_weight - 1) * labels)
+        return losses.mean()
 
 
 AGGREGATORS: Registry[type[Aggregator]] = Registry(

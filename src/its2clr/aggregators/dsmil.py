@@ -1,9 +1,8 @@
 """DS-MIL: a max-pooling stream finds the critical instance; a second stream attends to instances that resemble it."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -12,6 +11,7 @@ from its2clr.aggregators.base import Aggregator, BagOutput, Dropout, register
 QUERY_DIM = 128
 
 LossWeight = Annotated[float, Field(ge=0.0, description="weight of the max stream's loss")]
+Prediction = Annotated[Literal["mean", "embedding"], Field(description="stream that predicts a bag; mean: both")]
 
 
 @register("dsmil")
@@ -22,13 +22,17 @@ class DSMIL(Aggregator):
     $q_k = Q(h_k)$ of 128 values and values $v_k = v(h_k)$:
 
     $$a_k = \mathrm{softmax}_k\big(q_k^\top q_m / \sqrt{128}\big), \qquad
-      z^\mathrm{emb} = w^\top \sum_k a_k v_k + b, \qquad z^\mathrm{bag} = (z_m + z^\mathrm{emb}) / 2$$
+      z^\mathrm{emb} = w^\top \sum_k a_k v_k + b$$
 
     $$\ell = \frac{\mathrm{BCE}(z^\mathrm{emb}) + \lambda\, \mathrm{BCE}(z_m)}{1 + \lambda}$$
 
+    The bag logit is the mean $(z_m + z^\mathrm{emb}) / 2$, as in the paper of DS-MIL, or $z^\mathrm{emb}$ alone, as in
+    the released code of ItS2CLR. The loss is the same for both.
+
     Args:
         feature_dim: number D of features of an instance.
-        nonlinear: make queries by Linear-ReLU-Linear-Tanh, as in the authors' code; False: by one linear map.
+        prediction: the bag logit: "mean" of both streams, or "embedding".
+        nonlinear: make queries by Linear-ReLU-Linear-Tanh, as in the code of DS-MIL; False: by one linear map.
         passing_value: make values by Dropout-Linear-ReLU; False: the values are the features.
         value_dropout: the dropout of `passing_value`.
         dropout: dropout on the features in training.
@@ -39,6 +43,7 @@ class DSMIL(Aggregator):
         self,
         feature_dim: int,
         *,
+        prediction: Prediction = "mean",
         nonlinear: bool = True,
         passing_value: bool = False,
         value_dropout: Dropout = 0.0,
@@ -46,6 +51,7 @@ class DSMIL(Aggregator):
         loss_weight: LossWeight = 1.0,
     ) -> None:
         super().__init__(feature_dim)
+        self.prediction = prediction
         self.loss_weight = loss_weight
         self.dropout = nn.Dropout(dropout)
         self.instance_classifier = nn.Linear(feature_dim, 1)
@@ -69,14 +75,17 @@ class DSMIL(Aggregator):
         attention = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
 
         embedding = (attention.unsqueeze(1) @ self.value(features)).squeeze(1)  # (B, D)
-        embedding_logit = self.bag_classifier(embedding).squeeze(-1)
-        return BagOutput((embedding_logit + instance_logits.amax(dim=-1)) / 2, instance_logits, attention)
+        bag_logit = self.bag_classifier(embedding).squeeze(-1)
+        if self.prediction == "mean":
+            bag_logit = (bag_logit + instance_logits.amax(dim=-1)) / 2
+        return BagOutput(bag_logit, instance_logits, attention)
 
     def loss(self, output: BagOutput, labels: Tensor) -> Tensor:
         """Weighted mean of the two streams' binary cross-entropies; see `Aggregator.loss`."""
         max_logit = output.instance_logits.amax(dim=-1)
-        embedding_logit = 2 * output.bag_logit - max_logit
-        labels = labels.to(max_logit.dtype)
-        embedding_loss = F.binary_cross_entropy_with_logits(embedding_logit, labels)
-        max_loss = F.binary_cross_entropy_with_logits(max_logit, labels)
+        embedding_logit = output.bag_logit
+        if self.prediction == "mean":
+            embedding_logit = 2 * embedding_logit - max_logit
+        embedding_loss = self.cross_entropy(embedding_logit, labels)
+        max_loss = self.cross_entropy(max_logit, labels)
         return (embedding_loss + self.loss_weight * max_loss) / (1 + self.loss_weight)

@@ -95,7 +95,7 @@ class TorchmilAggregator(Aggregator):
             bag_logit=torch.stack([logit for logit, _ in found]),
             instance_logits=torch.zeros_like(features[..., 0]),  # not needed in training
             attention=None,
-            loss=torch.stack([loss for _, loss in found]).mean(),
+            loss=self.mean_over_bags(torch.stack([loss for _, loss in found]), labels),
         )
 
     def aggregate(self, features: Tensor, mask: Tensor) -> BagOutput:

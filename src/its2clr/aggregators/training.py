@@ -49,6 +49,8 @@ def train_aggregators(
     if isinstance(modules[0], LogMeanExp):
         return train_log_mean_exp(config, modules[0], train, validation, seeds, progress)
     template = modules[0]
+    labels, validation_labels = _labels(train), _labels(validation)
+    template.positive_weight = positive_weight(config, labels)
     state, parameter_names = stack(modules, train.device)
     parameters = [state[name].requires_grad_() for name in parameter_names]
     on_gpu = train.device.type == "cuda"
@@ -65,7 +67,6 @@ def train_aggregators(
     step = TrainingStep(template, state, optimizer, train)
     validate = ValidationPass(template, state, validation)
     generators = [numpy_generator(seed, "bag order") for seed in seeds]
-    labels, validation_labels = _labels(train), _labels(validation)
     own_bags = [np.flatnonzero(row) for row in training_bags(train, seeds, folds=config.folds).numpy()]
     selection = _Selection(state, patience=config.patience)
     history: list[EpochRecord] = []
@@ -115,6 +116,13 @@ def train_aggregators(
 def aggregator_seeds(seed: int, count: int) -> list[int]:
     """Seeds of a run's aggregators; the same in every round, so that rounds differ only by their features."""
     return [derive_seed(seed, "aggregator", number) % 2**31 for number in range(count)]
+
+
+def positive_weight(config: AggregatorTraining, labels: NDArray[np.int64]) -> float:
+    """How often a positive bag counts in the loss: the setting, or negative over positive of the training bags."""
+    if isinstance(config.positive_weight, str):
+        return float((labels == 0).sum() / (labels == 1).sum())
+    return config.positive_weight
 
 
 def draw_bags(labels: NDArray[np.int64], generator: np.random.Generator, balanced: bool) -> NDArray[np.int64]:

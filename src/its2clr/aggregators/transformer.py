@@ -62,13 +62,14 @@ class TransformerBlock(nn.Module):
 
 @register("transformer")
 class TransformerMIL(Aggregator):
-    r"""L Transformer blocks, then attention-based MIL on the processed instances (Shao et al. 2021).
+    r"""L Transformer blocks, then attention-based MIL on the processed instances (appendix "MIL Aggregators").
 
     $$H'^{(l)} = \mathrm{MSA}(H^{(l-1)}) + H^{(l-1)}, \quad H^{(l)} = \mathrm{MLP}(H'^{(l)}) + H'^{(l)}, \quad
       g_\varphi = \varphi\Big(\sum_k a_k h^{(L)}_k\Big)$$
 
-    with $a_k$ the attention of `AttentionMIL` on $h^{(L)}$; each branch normalises its input first. The logit
-    of instance k is that of $\varphi$ on $h^{(L)}_k$, which depends on the whole bag.
+    with $a_k$ the attention of `AttentionMIL` on $h^{(L)}$. Each branch normalises its input first, as is usual; the
+    paper's formula leaves that out. The logit of instance k is that of $\varphi$ on $h^{(L)}_k$, which depends on the
+    whole bag. This is not TransMIL (Shao et al. 2021), which the paper only mentions.
 
     Args:
         feature_dim: number D of features of an instance.

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from its2clr.aggregators.base import Aggregator
 from its2clr.aggregators.stacked import build, evaluate, stack
 from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
-from its2clr.aggregators.training import aggregator_seeds, draw_bags
+from its2clr.aggregators.training import aggregator_seeds, draw_bags, positive_weight
 from its2clr.bags import Bags, Context
 from its2clr.config import AggregatorTraining
 from its2clr.encoders.encoder import EmbeddingNetwork, Encoder
@@ -151,6 +151,7 @@ def train_end_to_end(network: EmbeddingNetwork, context: Context, best: BestEnco
         )
     aggregator_seed = aggregator_seeds(context.seed, 1)[0]
     head = build(aggregator.name, aggregator.options, network.encoder.feature_dim, aggregator_seed)
+    head.positive_weight = positive_weight(aggregator, context.train.labels)
     model = EndToEndNetwork(network.encoder, head, config.tiles_per_pass).to(engine.device)
     adam = torch.optim.Adam(
         model.parameters(), lr=config.learning_rate, betas=(config.momentum, 0.999), weight_decay=config.weight_decay

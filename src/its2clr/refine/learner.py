@@ -121,7 +121,7 @@ class Learner:
             self._state.mark_good(epoch - 1, self._before_round)
         if labels is not None:
             self.progress.use(labels)
-        rates = cosine_or_constant(config, epoch - 1, config.epochs, self.steps)
+        rates = cosine_or_constant(config, epoch - 1, config.epochs, self.steps, config.constant_epochs)
         if self.progress.retries:
             rates = warmed_up(rates, epoch - 1 - self.progress.retries[-1]["back_to"], 1)
         result = train_epoch(self._step, batches, rates, (self._context.seed, "refine", epoch))
