@@ -36,6 +36,8 @@ def attention(state, bag: list[Vector]) -> Vector:
 
 
 def layer_norm(state, name: str, vector: Vector) -> Vector:
+    if f"{name}.weight" not in state:
+        return vector
     mean = sum(vector) / len(vector)
     deviation = math.sqrt(sum((x - mean) ** 2 for x in vector) / len(vector) + 1e-5)
     weight, bias = state[f"{name}.weight"].tolist(), state[f"{name}.bias"].tolist()

@@ -33,6 +33,7 @@ VARIANTS = [
     ("dsmil", {"prediction": "embedding"}),
     ("transformer", {}),
     ("transformer", {"blocks": 1, "heads": 2, "mlp_ratio": 0.5}),
+    ("transformer", {"blocks": 1, "mlp_ratio": 0.5, "layer_norm": False}),
 ]
 variants = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 

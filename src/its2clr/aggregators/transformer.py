@@ -16,7 +16,7 @@ MlpRatio = Annotated[float, Field(gt=0.0, description="width of a block's MLP, d
 
 
 class TransformerBlock(nn.Module):
-    r"""One block, with layer norm inside the residual branches.
+    r"""One block; a layer norm, if any, is inside the residual branches.
 
     $$H' = \mathrm{MSA}(\mathrm{LN}(H)) + H, \qquad H = \mathrm{MLP}(\mathrm{LN}(H')) + H'$$
 
@@ -24,12 +24,14 @@ class TransformerBlock(nn.Module):
         feature_dim: number D of features.
         heads: number of attention heads; must divide D.
         mlp_ratio: width of the MLP's hidden layer, divided by D.
+        layer_norm: whether LN is a layer norm; False: nothing.
     """
 
-    def __init__(self, feature_dim: int, heads: int, mlp_ratio: float) -> None:
+    def __init__(self, feature_dim: int, heads: int, mlp_ratio: float, *, layer_norm: bool = True) -> None:
         super().__init__()
         self.heads = heads
-        self.attention_norm = nn.LayerNorm(feature_dim)
+        norm = nn.LayerNorm if layer_norm else nn.Identity
+        self.attention_norm = norm(feature_dim)
         self.query = nn.Linear(feature_dim, feature_dim)
         # A bias of the keys cancels in the softmax: its gradient is rounding noise, which Adam would amplify.
         self.key = nn.Linear(feature_dim, feature_dim, bias=False)
@@ -37,7 +39,7 @@ class TransformerBlock(nn.Module):
         self.projection = nn.Linear(feature_dim, feature_dim)
         hidden_dim = max(1, round(mlp_ratio * feature_dim))
         self.mlp = nn.Sequential(
-            nn.LayerNorm(feature_dim),
+            norm(feature_dim),
             nn.Linear(feature_dim, hidden_dim),
             nn.GELU(),
             nn.Linear(hidden_dim, feature_dim),
@@ -67,15 +69,15 @@ class TransformerMIL(Aggregator):
     $$H'^{(l)} = \mathrm{MSA}(H^{(l-1)}) + H^{(l-1)}, \quad H^{(l)} = \mathrm{MLP}(H'^{(l)}) + H'^{(l)}, \quad
       g_\varphi = \varphi\Big(\sum_k a_k h^{(L)}_k\Big)$$
 
-    with $a_k$ the attention of `AttentionMIL` on $h^{(L)}$. Each branch normalises its input first, as is usual; the
-    paper's formula leaves that out. The logit of instance k is that of $\varphi$ on $h^{(L)}_k$, which depends on the
-    whole bag. This is not TransMIL (Shao et al. 2021), which the paper only mentions.
+    with $a_k$ the attention of `AttentionMIL` on $h^{(L)}$. The logit of instance k is that of $\varphi$ on
+    $h^{(L)}_k$, which depends on the whole bag. This is not TransMIL (Shao et al. 2021), which the paper only mentions.
 
     Args:
         feature_dim: number D of features of an instance.
         blocks: number L of blocks.
         heads: number of attention heads; must divide D.
         mlp_ratio: width of the MLPs' hidden layer, divided by D.
+        layer_norm: normalise what enters MSA and MLP, as is usual; False: the formula as the paper prints it.
         hidden_dim: width of the attention pooling; None: D.
         gated: use the gated attention of Ilse et al. in the pooling.
         dropout: dropout on the features in training.
@@ -91,6 +93,7 @@ class TransformerMIL(Aggregator):
         blocks: Count = 2,
         heads: Count = 8,
         mlp_ratio: MlpRatio = 1.0,
+        layer_norm: bool = True,
         hidden_dim: HiddenDim = None,
         gated: bool = False,
         dropout: Dropout = 0.0,
@@ -103,7 +106,9 @@ class TransformerMIL(Aggregator):
                 f"{feature_dim}, got {heads}; use one of {', '.join(map(str, fitting))}"
             )
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(TransformerBlock(feature_dim, heads, mlp_ratio) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            TransformerBlock(feature_dim, heads, mlp_ratio, layer_norm=layer_norm) for _ in range(blocks)
+        )
         self.scores = AttentionScores(feature_dim, hidden_dim or feature_dim, gated=gated)
         self.bag_classifier = nn.Linear(feature_dim, 1)
 
