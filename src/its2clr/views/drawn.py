@@ -73,7 +73,7 @@ def draw(
     if config.quarter_turn > 0:
         numbers[11] = torch.rand(count, generator=generator, device=device) < config.quarter_turn
     if config.crop_scale is not None:  # draws more, so it comes last: the draws above are the same without crops
-        more = torch.rand(2, TRIES - 1, count, generator=generator, device=device)
+        more = torch.rand(2, TRIES, count, generator=generator, device=device)
         sizes = torch.cat([uniform[:2, None], more], dim=1)
         numbers[:4] = _crops(sizes, uniform[2:4], config.crop_scale, config.crop_ratio, side)
     kernel = blur_kernel_size(config.blur_kernel, side) if config.blur_probability > 0 else 0
@@ -96,7 +96,7 @@ def _crops(sizes: Tensor, places: Tensor, scale: tuple[float, float], ratio: tup
     in the middle of the tile with an allowed aspect ratio: mostly the whole tile. Boxes lie on whole pixels.
 
     Args:
-        sizes: (2, TRIES, M) uniform numbers for area and aspect ratio.
+        sizes: (2, TRIES + 1, M) uniform numbers for area and aspect ratio; the last are not used.
         places: (2, M) uniform numbers for top and left.
         scale: Smallest and largest area, as a share of the tile's.
         ratio: Smallest and largest aspect ratio, width by height.
@@ -104,15 +104,14 @@ def _crops(sizes: Tensor, places: Tensor, scale: tuple[float, float], ratio: tup
     """
     area = _between(sizes[0], scale)
     aspect = _between(sizes[1], (math.log(ratio[0]), math.log(ratio[1]))).exp()
-    tried = (torch.stack([area / aspect, area * aspect]).sqrt() * side).round()  # (2, TRIES, M): heights, widths
+    tried = (torch.stack([area / aspect, area * aspect]).sqrt() * side).round()  # (2, TRIES + 1, M): heights, widths
+    tried[0, TRIES], tried[1, TRIES] = round(side / max(ratio[0], 1)), round(side * min(ratio[1], 1))  # always fit
     fits = ((tried > 0) & (tried <= side)).all(0)
-    first, any_fits = fits.float().argmax(0), fits.any(0)
+    first = fits.float().argmax(0)
     size = tried.gather(1, first.expand(2, 1, -1))[:, 0]
-    place = (places * (side - size + 1)).floor()
-    largest = (round(side / max(ratio[0], 1)), round(side * min(ratio[1], 1)))
-    box = [torch.where(any_fits, place[axis], (side - largest[axis]) // 2) for axis in (0, 1)]
-    box += [torch.where(any_fits, size[axis], largest[axis]) for axis in (0, 1)]
-    return torch.stack(box) / side
+    room = side - size
+    place = torch.where(first < TRIES, (places * (room + 1)).floor(), (room / 2).floor())
+    return torch.cat([place, size]) / side
 
 
 def _between(uniform: Tensor, bounds: tuple[float, float]) -> Tensor:
