@@ -57,7 +57,9 @@ class Dino(nn.Module):
 
     def edit_gradients(self) -> None:
         """Drop the gradients of the prototypes as long as they are frozen."""
-        self.student.head.cancel_last_layer_gradients(self.epoch)
+        head = self.student.head
+        assert isinstance(head, DINOProjectionHead)
+        head.cancel_last_layer_gradients(self.epoch)
 
     def forward(self, images: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Features (2B, D) of the student; its outputs for all views over the teacher's for the first two."""
