@@ -208,6 +208,18 @@ def test_a_training_that_goes_on_equals_one_that_was_not_stopped(small_cohort, t
     assert not list(whole.run.path.glob("checkpoints/*best*"))
 
 
+def test_a_weight_decay_that_ends_where_it_began_is_the_optimisers(small_cohort, tmp_path):
+    trained = []
+    for number, end in enumerate(("null", 50, 0)):
+        settings = [*SETTINGS, *VIT, "pretrain.weight_decay=50", f"pretrain.weight_decay_end={end}"]
+        stages = open_run(tmp_path / str(number), small_cohort, "demo", settings, quiet=True)
+        stages.pretrain()
+        trained.append(load_checkpoint(stages.run.checkpoint("pretrain"))[0]["network.encoder.backbone.pos_embed"])
+    by_optimiser, apart, falling = trained
+    torch.testing.assert_close(apart, by_optimiser, rtol=1e-2, atol=1e-5)
+    assert falling.norm() > 1.02 * apart.norm()
+
+
 def test_prototypes_are_frozen_in_the_first_epoch_and_trained_afterwards(small_cohort, tmp_path):
     settings = [*SETTINGS, "pretrain.method=dino", *VIT, *DINO_LONG]
     stages = open_run(tmp_path / "run", small_cohort, "demo", settings, quiet=True)
