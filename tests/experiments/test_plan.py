@@ -1,13 +1,18 @@
 """What is shared is run once: the same training, asked for by several cells, is one job."""
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from its2clr.config import DinoConfig
 from its2clr.errors import InputError
 from its2clr.experiments.plan import Planner
 from its2clr.experiments.spec import Cell, Resampling, experiments, read_budget, starts
+from its2clr.settings import resolve_config
 
+ROOT = Path(__file__).parents[2]
 COHORT = {"": Path("/cohorts/mine")}
 
 
@@ -50,6 +55,31 @@ def test_a_start_is_run_though_no_cell_shows_it(planner):
     assert (start.stage, job.stage) == ("pretrain", "refine")
     assert planner.config(job).pretrain.start == str(planner.folder(start).absolute())
     assert planner.config(start).pretrain.start is None
+
+
+def test_dino_has_its_authors_settings_at_the_papers_budget_as_the_guide_says():
+    page = (ROOT / "docs" / "guide" / "starting-points.md").read_text(encoding="utf-8")
+    (block,) = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "dino" in text]
+    planner = Planner(read_budget("paper"), COHORT, None, {})
+    found = planner.config(planner.job(Cell(method="its2clr", start="dino_vit"), 0).start)
+    assert (found.pretrain, found.encoder.name, found.encoder.options) == (
+        resolve_config("camelyon16", block).pretrain,
+        block["encoder"]["name"],
+        block["encoder"]["options"],
+    )
+    assert found.pretrain.learning_rate == 0.0005 * found.pretrain.batch_size / 256
+
+
+@pytest.mark.parametrize("budget", ["smoke", "quick"])
+def test_dino_has_none_of_its_settings_for_long_trainings_at_smaller_budgets(budget):
+    planner = Planner(read_budget(budget), COHORT, None, {})
+    found = planner.config(planner.job(Cell(method="its2clr", start="dino_vit"), 0).start).pretrain
+    assert found.views == planner.base.pretrain.views
+    assert (found.learning_rate, found.weight_decay, found.weight_decay_end) == (0.0005, 0.04, None)
+    assert (found.decay_biases, found.gradient_clip) == (True, None)
+    small = ("hidden_dim", "bottleneck_dim", "output_dim", "local_views")
+    assert found.dino == DinoConfig(**{name: getattr(found.dino, name) for name in small})
+    assert found.dino.output_dim <= 512
 
 
 def test_another_encoder_is_another_start(planner):
