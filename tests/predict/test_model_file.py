@@ -213,9 +213,12 @@ def test_what_a_cohort_says_of_its_tiling(tmp_path):
     said = Tiling.of_cohort(CohortInfo(tile_size=64, encoding="jpeg", settings={**vars(slides), "label": "EGFR"}))
     assert (said.kind, said.mpp) == ("slides", 0.5)
     assert said.slide_settings() == replace(slides, default_mpp=None, classes=())
-    images = {"tile_size": 48, "encoding": "jpeg", "quality": 80, "resize": "nearest"}
+    images = {"tile_size": 48, "encoding": "jpeg", "quality": 80, "resize": "nearest", "crop": "ultrasound"}
     said = Tiling.of_cohort(CohortInfo(tile_size=48, encoding="jpeg", settings={**images, "splits": "manifest"}))
     assert (said.kind, said.mpp, said.image_settings()) == ("images", None, images)
+    said.check()
+    with pytest.raises(InputError, match="crop must be one of ultrasound"):
+        said.model_copy(update={"settings": {**images, "crop": "fan"}}).check()
     resampled = CohortInfo(tile_size=48, encoding="png", settings={"source": "resample", "seed": 0})
     assert Tiling.of_cohort(resampled).kind == "tiles"
     found = sort_inputs([tmp_path], "tiles")

@@ -12,11 +12,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 from tests.cohort.slide_files import draw, write_pyramid
+from tests.cohort.ultrasound_images import draw as draw_ultrasound
+from tests.cohort.ultrasound_images import fan, frame, rectangle
 from tests.conftest import TINY
 from tests.end_to_end.commands import ROOT
 
 from its2clr.cli import main
-from its2clr.cohort import Cohort
+from its2clr.cohort import Cohort, read_tiles, tile_path
 from its2clr.cohort import cohort as cohort_module
 from its2clr.cohort import tiles as tiles_module
 from its2clr.cohort.canvas import open_canvas
@@ -54,15 +56,33 @@ def model_file(evaluated_run, tmp_path_factory):
     return export_model(evaluated_run, tmp_path_factory.mktemp("model") / "model.its2clr")
 
 
+def with_tiling(model_file, tiling, path):
+    """The same weights, as if they had been trained on other bags."""
+    model = load_model(model_file)
+    other = join_model(model.description.model_copy(update={"tiling": tiling}), model.encoder, model.aggregators)
+    return save_model(other, path)
+
+
 @pytest.fixture(scope="module")
 def image_model(model_file, tmp_path_factory):
     """The same weights, as if they had been trained on folders of images."""
-    model = load_model(model_file)
     tiling = Tiling(
         kind="images", tile_size=32, mpp=None, settings={"tile_size": 32, "encoding": "png", "resize": "bilinear"}
     )
-    other = join_model(model.description.model_copy(update={"tiling": tiling}), model.encoder, model.aggregators)
-    return save_model(other, tmp_path_factory.mktemp("model") / "images.its2clr")
+    return with_tiling(model_file, tiling, tmp_path_factory.mktemp("model") / "images.its2clr")
+
+
+@pytest.fixture
+def its2clr(monkeypatch, capsys):
+    """The command line in this process: arguments to exit code and what was said."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["its2clr", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code, capsys.readouterr().err
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -285,6 +305,29 @@ def test_folders_of_images_are_bags(image_model, tmp_path):
     assert again.bags[["bag_id", "probability"]].to_numpy().tolist() == [["first", bags["probability"][0]]]
 
 
+def test_ultrasound_images_are_cropped_as_in_training(model_file, tmp_path, its2clr):
+    (tmp_path / "exam").mkdir()
+    for view, scan in enumerate([fan(240, -20, 60, 360, 60), rectangle(110, 30, 400, 330)]):
+        draw_ultrasound(scan, view).save(tmp_path / "exam" / f"{view}.png")
+    (tmp_path / "exams.csv").write_text("bag_id,path\nold,exam\n")
+    command = ["cohort", "images", tmp_path / "exams.csv", tmp_path / "old", "--unlabelled", "--tile-size", 32]
+    assert its2clr(*command, "--crop", "ultrasound")[0] == 0
+    code, said = its2clr(*command)
+    assert code == 2
+    assert "crop: ultrasound there, not set asked for" in said
+    trained = Cohort.open(tmp_path / "old")
+    model = with_tiling(model_file, Tiling.of_cohort(trained.info), tmp_path / "model.its2clr")
+
+    frame().save(tmp_path / "exam" / "page.png")
+    predict(model, tmp_path / "exam", tmp_path / "out", quiet=True)
+    new = Cohort.open(tmp_path / "out" / "cohort")
+    assert new.info.settings["crop"] == "ultrasound"
+    before, now = read_tiles(tile_path(tmp_path / "old", "old")), read_tiles(tile_path(new.path, "exam"))
+    assert now.names == before.names == ["0.png", "1.png"]
+    assert [now.encoded(view) for view in range(2)] == [before.encoded(view) for view in range(2)]
+    assert read_problems(tmp_path / "out")["problem"].str.contains("no ultrasound scan was found").tolist() == [True]
+
+
 def test_bags_of_one_name_in_two_cohorts_are_told_apart(model_file, tiny_cohort, tmp_path):
     for site in ("north", "south"):
         shutil.copytree(tiny_cohort, tmp_path / site / "cohort")
@@ -361,13 +404,7 @@ def test_a_call_that_fails_leaves_what_was_predicted_before(model_file, tiny_coh
     assert (out / "predictions.csv").read_bytes() == before
 
 
-def test_on_the_command_line(evaluated_run, tiny_cohort, tmp_path, monkeypatch, capsys):
-    def its2clr(*words):
-        monkeypatch.setattr(sys, "argv", ["its2clr", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return stop.value.code, capsys.readouterr().err
-
+def test_on_the_command_line(evaluated_run, tiny_cohort, tmp_path, its2clr):
     out = tmp_path / "out"
     code, _ = its2clr("predict", evaluated_run, tiny_cohort, "--out", out, "--set", "engine.accelerator=cpu")
     assert code == 0

@@ -41,6 +41,10 @@ def images(
     encoding: Annotated[EncodingName, typer.Option(help="Format of images that had to be resized.")] = "jpeg",
     quality: QualityOption = 95,
     resize: ResizeOption = "bilinear",
+    crop: Annotated[
+        Literal["ultrasound"] | None,
+        typer.Option(help="Crop ultrasound images to the scan and blacken text, rulers and marks around it."),
+    ] = None,
     fractions: FractionsOption = (0.6, 0.15, 0.25),
     seed: SeedOption = 0,
     workers: WorkersOption = None,
@@ -57,6 +61,7 @@ def images(
             encoding=encoding,
             quality=quality,
             resize=resize,
+            crop=crop,
             workers=workers,
             seed=seed,
             fractions=fractions,

@@ -12,6 +12,7 @@ from its2clr.errors import InputError
 from its2clr.units import TilePixels
 
 Resize = Literal["bilinear", "nearest", "bicubic"]
+Crop = Literal["ultrasound"]
 
 FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -29,7 +30,9 @@ class ImageProblem(Exception):  # noqa: N818 - it is a row of problems.csv, not 
     """The image cannot be used; the message says why."""
 
 
-def check_tile_settings(tile_size: TilePixels, encoding: str, quality: int, resize: str) -> None:
+def check_tile_settings(
+    tile_size: TilePixels, encoding: str, quality: int, resize: str, crop: str | None = None
+) -> None:
     """Check how tiles are to be made.
 
     Raises:
@@ -43,20 +46,29 @@ def check_tile_settings(tile_size: TilePixels, encoding: str, quality: int, resi
         raise InputError(f"resize must be one of {', '.join(FILTERS)}, got {resize!r}")
     if not 1 <= quality <= 100:
         raise InputError(f"quality must be between 1 and 100, got {quality}")
+    if crop is not None and crop not in get_args(Crop):
+        raise InputError(f"crop must be one of {', '.join(get_args(Crop))}, or not be set; got {crop!r}")
 
 
 def prepare_image(
-    path: Path, *, tile_size: TilePixels, encoding: Encoding, quality: int = 95, resize: Resize = "bilinear"
+    path: Path,
+    *,
+    tile_size: TilePixels,
+    encoding: Encoding,
+    quality: int = 95,
+    resize: Resize = "bilinear",
+    crop: Crop | None = None,
 ) -> bytes:
     """Decode an image completely and give it as an encoded square RGB tile.
 
     A file that already is such a tile is given byte for byte. Otherwise the image is turned upright (EXIF),
-    converted to RGB and resized once. Transparent parts become white; 16-bit grey is divided by 257, the same
-    for every image, so that brightness stays comparable. Of several frames the first is taken. DICOM images are read
-    with pydicom.
+    converted to RGB, cropped if that is asked for, and resized once. Transparent parts become white; 16-bit grey is
+    divided by 257, the same for every image, so that brightness stays comparable. Of several frames the first is
+    taken. DICOM images are read with pydicom.
 
     Raises:
-        ImageProblem: If the file is missing, damaged, or cannot be shown as RGB without guessing.
+        ImageProblem: If the file is missing, damaged, cannot be shown as RGB without guessing, or has nothing to
+            crop to.
     """
     try:
         content = path.read_bytes()
@@ -68,16 +80,27 @@ def prepare_image(
     try:
         with _open_dicom(content) if _is_dicom(content) else Image.open(io.BytesIO(content)) as image:
             image.load()
-            if _is_tile(image, tile_size, encoding):
-                return content
-            tile = to_rgb(ImageOps.exif_transpose(image))
+            is_tile = _is_tile(image, tile_size, encoding)
+            whole = to_rgb(ImageOps.exif_transpose(image))
     except ImageProblem:
         raise
     except Exception as error:
         raise ImageProblem(f"cannot be decoded: {_describe(error)}") from error
+    tile = whole if crop is None else _crop_to_scan(whole)
+    if tile is whole and is_tile:
+        return content
     if tile.size != (tile_size, tile_size):
         tile = tile.resize((tile_size, tile_size), FILTERS[resize])
     return encode_tile(tile, encoding, quality)
+
+
+def _crop_to_scan(image: Image.Image) -> Image.Image:
+    from its2clr.cohort.ultrasound import crop_to_scan  # loads scipy, which few commands need
+
+    scan = crop_to_scan(image)
+    if scan is None:
+        raise ImageProblem("no ultrasound scan was found in it, only flat areas, lines and text")
+    return scan
 
 
 def _is_dicom(content: bytes) -> bool:

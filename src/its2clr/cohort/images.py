@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from its2clr.cohort.image_files import ImageProblem, Resize, check_tile_settings, prepare_image
+from its2clr.cohort.image_files import Crop, ImageProblem, Resize, check_tile_settings, prepare_image
 from its2clr.cohort.layout import CohortInfo, Encoding, LeftOut
 from its2clr.cohort.manifest import Manifest
 from its2clr.cohort.packing import (
@@ -64,11 +64,13 @@ class _TileSettings:
     encoding: Encoding
     quality: int
     resize: Resize
+    crop: Crop | None
 
     def fingerprint(self, bag: _Bag) -> str:
         """Changes when the settings, the list of images, a label, or an image file changes."""
         stamps = [file_stamp(file) for file in bag.files]
-        return fingerprint(vars(self), bag.bag_id, bag.names, bag.labels, stamps)
+        used = {name: value for name, value in vars(self).items() if value is not None}
+        return fingerprint(used, bag.bag_id, bag.names, bag.labels, stamps)
 
 
 SMALLEST_TILE, LARGEST_TILE = 64, 224
@@ -84,6 +86,7 @@ def pack_images(
     encoding: Encoding = "jpeg",
     quality: int = 95,
     resize: Resize = "bilinear",
+    crop: Crop | None = None,
     workers: int | None = None,
     seed: int = 0,
     fractions: Sequence[float] = DEFAULT_FRACTIONS,
@@ -104,6 +107,7 @@ def pack_images(
         encoding: How images that change are stored.
         quality: JPEG quality.
         resize: How pixels are interpolated.
+        crop: What images are cropped to, before they are resized: `ultrasound`, see `crop_to_scan`.
         workers: Threads; the processors at hand if None.
         seed: Chooses the splits, if the manifest has none.
         fractions: Shares of train, val and test, if the manifest has no splits.
@@ -117,13 +121,15 @@ def pack_images(
             class because bags were left out.
     """
     tile_size = usual_tile_size(bags) if tile_size is None else tile_size
-    check_tile_settings(tile_size, encoding, quality, resize)
+    check_tile_settings(tile_size, encoding, quality, resize, crop)
     out = Path(out)
-    tiles = _TileSettings(tile_size, encoding, quality, resize)
+    tiles = _TileSettings(tile_size, encoding, quality, resize, crop)
     splits = SplitPlan(bags, fractions, seed)
     settings: dict[str, Any] = {"tile_size": tile_size, "encoding": encoding, "resize": resize}
     if encoding == "jpeg":
         settings["quality"] = quality
+    if crop is not None:
+        settings["crop"] = crop
     packed = pack_cohort(
         out,
         CohortInfo(

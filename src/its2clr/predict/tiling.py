@@ -21,7 +21,7 @@ SCALE_TOLERANCE = 0.1
 """How much the scale of tiles may differ from the model's; it is never quite equal, since sides are whole pixels."""
 _OF_SLIDES = tuple(field.name for field in fields(SlideSettings))
 _OF_GROUND_TRUTH = ("min_covered", "classes")
-_OF_IMAGES = ("tile_size", "encoding", "quality", "resize")
+_OF_IMAGES = ("tile_size", "encoding", "quality", "resize", "crop")
 _NOT_OF_PIXELS = ("default_mpp", *_OF_GROUND_TRUTH, "skip_glass")
 
 
