@@ -10,7 +10,7 @@ from its2clr.config import DinoConfig
 from its2clr.errors import InputError
 from its2clr.experiments.plan import Planner
 from its2clr.experiments.spec import Cell, Resampling, experiments, read_budget, starts
-from its2clr.settings import resolve_config
+from its2clr.settings import flatten, resolve_config
 
 ROOT = Path(__file__).parents[2]
 COHORT = {"": Path("/cohorts/mine")}
@@ -63,7 +63,7 @@ def test_dino_has_its_authors_settings_at_the_papers_budget_as_the_guide_says():
     planner = Planner(read_budget("paper"), COHORT, None, {})
     found = planner.config(planner.job(Cell(method="its2clr", start="dino_vit"), 0).start)
     assert (found.pretrain, found.encoder.name, found.encoder.options) == (
-        resolve_config("camelyon16", block).pretrain,
+        resolve_config("camelyon16", flatten(block)).pretrain,
         block["encoder"]["name"],
         block["encoder"]["options"],
     )
