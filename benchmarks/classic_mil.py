@@ -87,7 +87,7 @@ def best_accuracy(scores, truth):
 
 
 def measure(name, bags, repeats, epochs):
-    """Mean and deviation over repeats of both accuracies."""
+    """Mean and sample deviation over repeats (None for one) of both accuracies."""
     truth = bags.labels.cpu().numpy().astype(bool)
     pairs = folds(truth, repeats)
     logits = logits_by_epoch(name, bags, pairs, epochs)
@@ -99,7 +99,7 @@ def measure(name, bags, repeats, epochs):
     found = {}
     for kind, values in (("last", last), ("chosen on test", chosen)):
         by_repeat = np.reshape(values, (repeats, -1)).mean(1)
-        found[kind] = [float(by_repeat.mean()), float(by_repeat.std())]
+        found[kind] = [float(by_repeat.mean()), float(by_repeat.std(ddof=1)) if repeats > 1 else None]
     return found
 
 

@@ -440,7 +440,7 @@ class EvaluationConfig(Section):
     """How the frozen models are measured."""
 
     retrainings: Count = Field(
-        5, description="aggregators trained per encoder; results are the mean and deviation over them"
+        5, description="aggregators trained per encoder; results are the mean and sample deviation over them"
     )
     bootstrap: Count = Field(1000, description="number of resamples of the bags for 95% intervals")
 

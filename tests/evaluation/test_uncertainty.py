@@ -35,7 +35,7 @@ def test_mean_and_sample_deviation():
 
 
 def test_one_retraining_has_no_deviation():
-    assert summarise([{"auc": 0.9}]) == {"auc": {"mean": 0.9, "std": 0.0, "values": [0.9]}}
+    assert summarise([{"auc": 0.9}]) == {"auc": {"mean": 0.9, "std": None, "values": [0.9]}}
 
 
 def test_retrainings_must_have_the_same_metrics():

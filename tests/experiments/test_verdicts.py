@@ -1,9 +1,9 @@
 import pytest
 
 from its2clr.errors import InputError
-from its2clr.experiments.collect import Found, _points, _summary
+from its2clr.experiments.collect import Found, Point, _points, _summary
 from its2clr.experiments.metrics import NO_TRUTH, NOT_MEASURED, Value, read_metric
-from its2clr.experiments.pages import table_frame, table_markdown
+from its2clr.experiments.pages import curves_markdown, table_frame, table_markdown
 from its2clr.experiments.spec import Experiment, experiments
 from its2clr.experiments.verdicts import compare, sentences
 
@@ -116,6 +116,35 @@ def test_spread_is_over_seeds_and_with_one_seed_over_retrainings():
 def test_points_of_curves_are_joined_by_epoch():
     points = _points([{0: 0.5, 3: 0.7}, {0: 0.7, 3: None}])
     assert [(point.x, point.mean) for point in points] == [(0, pytest.approx(0.6)), (3, 0.7)]
+    assert [point.spread for point in points] == [pytest.approx(0.1414214), None]
+
+
+@pytest.mark.parametrize(
+    ("values", "highest", "back"),
+    [
+        ([0.36, 0.60, 0.21, 0.50, 0.73], "0.730 (at 4)", "0.600 (at 1) to 0.210 (at 2)"),
+        ([0.36, 0.60, 0.21], "0.600 (at 1)", "0.360 (at 0) to 0.600 (at 1)"),
+        ([0.4, 0.9, 0.8], "0.900 (at 1)", "0.900 (at 1) to 0.800 (at 2)"),
+        ([0.7, 0.2, 0.6, 0.3], "0.700 (at 0)", "0.200 (at 1) to 0.600 (at 2)"),
+        ([0.4, 0.5, 0.50004, 0.5], "0.500 (at 2)", "none"),
+        ([0.5], "0.500 (at 0)", "none"),
+    ],
+)
+def test_a_curve_that_rises_and_falls_shows_it(values, highest, back):
+    points = [Point(x, value, None) for x, value in enumerate(values)]
+    assert curves_markdown({("A", "Recall"): points}).split("\n") == [
+        "| line | first | highest | last | largest way back |",
+        "|---|---|---|---|---|",
+        f"| A, Recall | {values[0]:.3f} (at 0) | {highest} | {values[-1]:.3f} (at {len(values) - 1}) | {back} |",
+    ]
+
+
+def test_a_spread_is_shown_where_there_is_one():
+    table = curves_markdown({("A", "Recall"): [Point(0, 0.5, 0.0), Point(5, 0.6, 0.25)]})
+    assert "| A, Recall | 0.500 ± 0.000 (at 0) | 0.600 ± 0.250 (at 5) | 0.600 ± 0.250 (at 5) | none |" in table
+    found = {place: Found(90.0, 0.0, "seeds", {0: 90.0, 1: 90.0}) for place in spec().cells()}
+    found["A", "SimCLR"] = Found(90.0, None, None, {0: 90.0})
+    assert "| A | **90.00**<br>*paper 80.00* | **90.00** ± 0.00<br>*paper 90.00* |" in table_markdown(spec(), found)
 
 
 def test_metrics_are_found_in_results():

@@ -17,10 +17,12 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.tiles import decode
 from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.evaluation.thresholds import balanced_accuracy_threshold
-from its2clr.report import figure_data, words, write_report
-from its2clr.report.run_facts import called_at_validation, collect
+from its2clr.report import figure_data, page_tables, words, write_report
+from its2clr.report.run_facts import Scored, called_at_validation, collect
 from its2clr.report.shown_tiles import embedded, pictures, ranked, wrong_bags, wrong_instances
+from its2clr.run.results_file import results_rows
 from its2clr.run.saved import read_run_config
+from its2clr.run.scores import Model
 from its2clr.settings import resolve_config
 
 
@@ -83,6 +85,35 @@ def test_words_say_what_may_be_claimed(page, results):
     assert "This is a small test" in page.text
     for warning in results["health"]["warnings"]:
         assert warning in page.text
+
+
+def test_words_about_a_course_tell_what_lies_between_its_ends(page, results):
+    rounds = [{"epoch": 5 * n, "validation_auc": auc, "improved": n < 2} for n, auc in enumerate((0.6, 0.9, 0.4))]
+    assert words.rounds_words(rounds) == (
+        "Of 3 rounds, the encoder of epoch 5 was kept, with a validation bag AUC of 0.900; the first (epoch 0) 0.600 "
+        "and the last (epoch 10) 0.400."
+    )
+    assert words.rounds_words(results["rounds"]) in page.text
+    losses, spreads = (3.0, 1.0, 5.0, 2.0), (0.5, 0.4, 0.3, 0.2)
+    metrics = [
+        {"stage": "refine", "epoch": epoch, "loss": loss, "spread": spread}
+        for epoch, (loss, spread) in enumerate(zip(losses, spreads, strict=True), start=1)
+    ]
+    assert words.training_words(metrics) == [
+        (
+            "Refinement: the loss went from 3.000 to 2.000, lowest 1.000 in epoch 2, highest 5.000 in epoch 3; "
+            "the spread of the embeddings, 0 for one point, from 0.500 to 0.200."
+        )
+    ]
+
+
+def test_one_retraining_is_shown_without_a_deviation():
+    once = {"mean": 0.9, "std": None, "values": [0.9]}
+    found = {"bag": {"auc": once}, "bag_auc_interval": [0.8, 1.0], "bag_auc": 0.9, "bag_auc_std": None}
+    scored = Scored(Model("refined", "dsmil"), "ItS2CLR + dsmil", found, pd.DataFrame(), None)
+    assert page_tables.bag_results([scored]).rows[0][1][:2] == ("0.900", "[0.800, 1.000]")
+    results = {"aggregator": "dsmil", "names": {"refined": "ItS2CLR"}, "refined": {"test": found}}
+    assert results_rows(results) == [("ItS2CLR + dsmil", "0.900 [0.800, 1.000]", "-")]
 
 
 def test_advice_names_the_setting_that_the_run_has(results):

@@ -19,10 +19,10 @@ _ROUNDS = 20  # of replacing undefined resamples before giving up
 
 
 class Summary(TypedDict):
-    """One metric over retrainings."""
+    """One metric over retrainings; a single one has no deviation."""
 
     mean: float
-    std: float
+    std: float | None
     values: list[float]
 
 
@@ -34,7 +34,7 @@ class Interval(NamedTuple):
 
 
 def summarise(values: Sequence[Mapping[str, float]]) -> dict[str, Summary]:
-    """Mean, standard deviation (ddof 1; 0.0 for one retraining) and values of each metric.
+    """Mean, standard deviation (ddof 1; None for one retraining) and values of each metric.
 
     Args:
         values: The metrics of each retraining, with the same names in each.
@@ -150,5 +150,5 @@ def _draw(generator: np.random.Generator, groups: list[NDArray[np.int64]], count
 
 
 def _summary(values: list[float]) -> Summary:
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Summary(mean=float(np.mean(values)), std=std, values=values)

@@ -38,11 +38,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a curve: mean and deviation over seeds."""
+    """One point of a curve: mean and deviation over seeds, None with one seed."""
 
     x: float
     mean: float
-    spread: float
+    spread: float | None
 
 
 @dataclass
@@ -144,7 +144,7 @@ def _points(curves: list[dict[float, float | None]]) -> list[Point]:
     for x in sorted({x for curve in curves for x in curve}):
         values = [value for curve in curves if (value := curve.get(x)) is not None]
         if values:
-            points.append(Point(x, float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0))
+            points.append(Point(x, float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None))
     return points
 
 

@@ -1,6 +1,7 @@
 """One section of the page per table or figure: its numbers, its picture, and what they say in words."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,11 +144,32 @@ def _drawn_curves(
     if not curves:
         return Section(NOTHING, frame)
     plots.draw_curves(picture, panels, x_title, start=start)
-    rows = [
-        [", ".join(place), *(f"{end.mean:.3f} ± {end.spread:.3f} (at {end.x:g})" for end in (points[0], points[-1]))]
-        for place, points in curves.items()
-    ]
-    return Section(_markdown(["line", "first", "last"], rows), frame)
+    return Section(curves_markdown(curves), frame)
+
+
+def curves_markdown(curves: Mapping[tuple[str, str], Sequence[Point]]) -> str:
+    """A table with a row per curve: first, highest and last value, and where it went back the most, if it did."""
+    rows = []
+    for place, points in curves.items():
+        shown = [points[0], max(points, key=lambda point: point.mean), points[-1]]
+        rows.append([", ".join(place), *map(_point, shown), _way_back(points)])
+    return _markdown(["line", "first", "highest", "last", "largest way back"], rows)
+
+
+def _point(point: Point) -> str:
+    spread = f" ± {point.spread:.3f}" if point.spread is not None else ""
+    return f"{point.mean:.3f}{spread} (at {point.x:g})"
+
+
+def _way_back(points: Sequence[Point]) -> str:
+    """The largest fall of a curve that ends no lower than it began, the largest rise of one that ends lower."""
+    sign = 1 if points[-1].mean >= points[0].mean else -1
+    pairs = combinations(points, 2)
+    ends = max(pairs, key=lambda pair: sign * (pair[0].mean - pair[1].mean), default=(points[0], points[0]))
+    before, after = (f"{end.mean:.3f}" for end in ends)
+    if sign * (ends[0].mean - ends[1].mean) <= 0 or before == after:
+        return "none"
+    return f"{before} (at {ends[0].x:g}) to {after} (at {ends[1].x:g})"
 
 
 def _histogram(spec: Experiment, collector: Collector, picture: Path) -> Section:
@@ -247,7 +269,7 @@ def _ours(ours: Found, digits: int, notes: dict[str, int]) -> str:
     mark = f"<sup>{notes.setdefault(reason, len(notes) + 1)}</sup>" if reason else ""
     if ours.mean is None:
         return f"-{mark}"
-    spread = f" ± {ours.spread:.{digits}f}" if ours.spread else ""
+    spread = f" ± {ours.spread:.{digits}f}" if ours.spread is not None else ""
     return f"**{ours.mean:.{digits}f}**{spread}{mark}"
 
 

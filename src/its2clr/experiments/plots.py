@@ -92,7 +92,7 @@ def draw_curves(
                 number = names.index(name.removesuffix(VALIDATION))
                 x = [point.x for point in points]
                 mean = np.array([point.mean for point in points])
-                spread = np.array([point.spread for point in points])
+                spread = np.array([point.spread or 0.0 for point in points])
                 marker = MARKERS[number % len(MARKERS)] if len(points) < 30 else ""
                 style = "--" if name.endswith(VALIDATION) else "-"
                 colour = COLOURS[number % len(COLOURS)]

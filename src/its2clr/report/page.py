@@ -205,6 +205,7 @@ def _training(facts: RunFacts) -> dict[str, Any]:
         "rounds_table": facts.attempt("Rounds", lambda: page_tables.rounds_table(facts.rounds))
         if facts.rounds
         else None,
+        "rounds_words": words.rounds_words(facts.rounds) if facts.rounds and facts.results is not None else "",
         "training_figure": facts.attempt("Training", lambda: figure_data.training(facts.metrics)),
         "training_words": words.training_words(facts.metrics),
         "health": facts.attempt("Health", lambda: words.health_checks(health, facts.config.refine)) if health else None,

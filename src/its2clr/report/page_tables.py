@@ -64,7 +64,7 @@ def bag_results(models: Sequence[Scored]) -> Table:
             intervals.setdefault("auc", scored.found["bag_auc_interval"])
         rows.append([Cell(scored.name), *(_measured(found.get(name), intervals.get(name)) for name in BAG_METRICS)])
     note = (
-        "Mean ± standard deviation over the retrained aggregators; in brackets the 95% bootstrap interval of that mean "
+        "Mean ± sample deviation over the retrained aggregators; in brackets the 95% bootstrap interval of that mean "
         "over test bags. AUPRC is the average precision. Decisions are made at each retraining's threshold, chosen on "
         "validation bags."
     )
@@ -252,7 +252,8 @@ def _measured(found: dict[str, Any] | None, interval: Sequence[float] | None) ->
     if not found:
         return number(None)
     small = f"[{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
-    return Cell(f"{found['mean']:.3f} ± {found['std']:.3f}", small, found["mean"])
+    deviation = "" if found["std"] is None else f" ± {found['std']:.3f}"
+    return Cell(f"{found['mean']:.3f}{deviation}", small, found["mean"])
 
 
 def _share(value: float, count: int, of: int) -> Cell:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,12 +88,21 @@ def unfinished(facts: RunFacts) -> list[str]:
     """What a report of a run that was not evaluated can say."""
     sentences = ["This page was made without looking at test bags: their labels are read once, by its2clr evaluate."]
     if facts.rounds:
-        best = [found for found in facts.rounds if found["improved"]][-1]
-        sentences.append(
-            f"The best of {len(facts.rounds)} rounds so far is that of epoch {best['epoch']}, with a validation bag "
-            f"AUC of {best['validation_auc']:.3f}; the first round had {facts.rounds[0]['validation_auc']:.3f}."
-        )
+        sentences.append(rounds_words(facts.rounds, "is kept so far"))
     return sentences
+
+
+def rounds_words(rounds: Sequence[dict[str, Any]], kept: str = "was kept") -> str:
+    """Which of the rounds was kept, beside the first and the last: the kept one alone would hide a later fall."""
+    best = [found for found in rounds if found["improved"]][-1]
+    said = " and ".join(
+        f"{name} (epoch {found['epoch']}) {found['validation_auc']:.3f}"
+        for name, found in (("the first", rounds[0]), ("the last", rounds[-1]))
+    )
+    return (
+        f"Of {len(rounds)} rounds, the encoder of epoch {best['epoch']} {kept}, with a validation bag AUC of "
+        f"{best['validation_auc']:.3f}; {said}."
+    )
 
 
 def cohort(facts: RunFacts) -> str:
@@ -123,15 +132,31 @@ def training_words(metrics: Sequence[dict[str, Any]]) -> list[str]:
     """How loss and spread went, per stage."""
     sentences = []
     for stage in dict.fromkeys(entry["stage"] for entry in metrics):
-        losses = [entry["loss"] for entry in metrics if entry["stage"] == stage and "loss" in entry]
-        spreads = [entry["spread"] for entry in metrics if entry["stage"] == stage and "spread" in entry]
+        entries = [entry for entry in metrics if entry["stage"] == stage]
+        losses, spreads = (
+            {entry["epoch"]: entry[name] for entry in entries if name in entry} for name in ("loss", "spread")
+        )
         if not losses:
             continue
-        text = f"{STAGE_NAMES.get(stage, stage)}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}"
+        text = f"{STAGE_NAMES.get(stage, stage)}: the loss went {_course(losses)}"
         if spreads:
-            text += f", the spread of the embeddings from {spreads[0]:.3f} to {spreads[-1]:.3f} (0: one point)"
+            text += f"; the spread of the embeddings, 0 for one point, {_course(spreads)}"
         sentences.append(f"{text}.")
     return sentences
+
+
+def _course(values: Mapping[int, float]) -> str:
+    """Where values by epoch began and ended; and how far they went beyond both, if they did."""
+    epochs = list(values)
+    ends = values[epochs[0]], values[epochs[-1]]
+    text = "from {:.3f} to {:.3f}".format(*ends)
+    for name, epoch in (
+        ("lowest", min(epochs, key=values.__getitem__)),
+        ("highest", max(epochs, key=values.__getitem__)),
+    ):
+        if values[epoch] not in ends:
+            text += f", {name} {values[epoch]:.3f} in epoch {epoch}"
+    return text
 
 
 def health_checks(health: dict[str, Any], config: RefineConfig) -> list[Check]:

@@ -121,7 +121,10 @@ def measured(results: dict[str, Any], model: Model) -> dict[str, Any]:
 
 
 def results_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Rows of the closing table: model, test bag AUC, test instance AUC; each mean (deviation) [interval]."""
+    """Rows of the closing table: model, test bag AUC, test instance AUC; each mean (deviation) [interval].
+
+    A model that was trained once has no deviation.
+    """
     rows = []
     for encoder in (name for name in ENCODERS if name in results):
         for aggregator in dict.fromkeys((results["aggregator"], *results[encoder].get("aggregators", {}))):
@@ -135,4 +138,6 @@ def _cell(found: dict[str, Any], metric: str) -> str:
     if metric not in found:
         return "-"
     low, high = found[f"{metric}_interval"]
-    return f"{found[metric]:.3f} ({found[f'{metric}_std']:.3f}) [{low:.3f}, {high:.3f}]"
+    deviation = found[f"{metric}_std"]
+    shown = "" if deviation is None else f" ({deviation:.3f})"
+    return f"{found[metric]:.3f}{shown} [{low:.3f}, {high:.3f}]"
