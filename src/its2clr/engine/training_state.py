@@ -22,6 +22,7 @@ from its2clr.engine.checkpoint import (
 from its2clr.engine.workspace import Workspace
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
+from its2clr.signals import interrupts_wait
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -69,8 +70,9 @@ class TrainingState(Generic[Found]):
         now = time.monotonic()
         if not last and now - self._saved_at < self._cost / SAVE_SHARE:
             return
-        self._write(self._path, epoch, self.found)
-        self._run.saved = self._stage, epoch
+        with interrupts_wait():
+            self._write(self._path, epoch, self.found)
+            self._run.saved = self._stage, epoch
         self._saved_at = time.monotonic()
         self._cost = self._saved_at - now
 
