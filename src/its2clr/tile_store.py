@@ -20,7 +20,7 @@ from torch import Tensor
 from its2clr.cohort import Cohort, load_tiles
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
-from its2clr.files import atomic_path, hash_files
+from its2clr.files import atomic_path, hash_files, reserve
 from its2clr.wording import readable_size
 
 Tier = Literal["gpu", "memory", "disk"]
@@ -196,8 +196,10 @@ def mapped_file(cohort: Cohort, engine: Engine) -> Path:
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as temporary:
-            tiles = np.memmap(temporary, dtype=dtype, mode="w+", shape=shape)
+        nbytes = math.prod(shape) * dtype.itemsize
+        with atomic_path(path, nbytes) as temporary:
+            reserve(temporary, nbytes)
+            tiles = np.memmap(temporary, dtype=dtype, mode="r+", shape=shape)
             _decode_into(cohort, tiles, engine)
             tiles.flush()
 

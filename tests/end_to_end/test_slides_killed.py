@@ -15,6 +15,7 @@ import pytest
 from tests.cohort.slide_files import draw, write_pyramid
 from tests.conftest import TINY
 from tests.end_to_end.commands import command, environment, its2clr
+from tests.test_files import killed_while_writing
 
 from its2clr.cohort import Cohort, read_tiles, tile_path
 from its2clr.cohort.slides.cluster import WorkersDied, connect, map_on_workers
@@ -97,7 +98,7 @@ def test_a_killed_command_goes_on_where_it_stopped(undisturbed, tmp_path):
     assert not (out / "bags.csv").exists()
     done = {path: path.stat().st_mtime_ns for path in out.glob("tiles/*.h5")}
     assert 3 <= len(done) < 12
-    (out / "tiles" / ".7.h5.999-0123abcd.part").write_bytes(b"half a file")
+    killed_while_writing(tile_path(out, "7"))
     output = its2clr("cohort", "slides", manifest, out, *OPTIONS).stdout
     assert f"12 slides ({12 - len(done)} tiled, {len(done)} there)" in output
     assert {path: path.stat().st_mtime_ns for path in done} == done

@@ -31,6 +31,7 @@ from its2clr.cohort.splits import assign_splits
 from its2clr.cohort.tables import Problem, check_classes, raise_problems
 from its2clr.cohort.tiles import TileFile, read_tiles
 from its2clr.errors import InputError
+from its2clr.files import remove_half_written
 
 FINGERPRINT = "fingerprint"
 """The attribute of a tile file that changes with everything the file was made from."""
@@ -186,6 +187,7 @@ def pack_cohort(
             left out.
     """
     claim_folder(out, info)
+    remove_half_written(out)
     found: dict[str, _Result] = {}
     waiting: dict[str, _Item] = {}
     for (name, item), there in zip(items.items(), map_in_threads(finished, items.values(), workers), strict=True):

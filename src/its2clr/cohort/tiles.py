@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from its2clr.cohort.new_hdf5 import new_hdf5
 from its2clr.errors import InputError
-from its2clr.files import atomic_path
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels, level0_mpp, magnification_of, shared_pixels
 from its2clr.version import __version__
 
@@ -175,7 +175,7 @@ def write_tile_file(
     offsets = np.zeros(len(images) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     described = _description(bag_id, tile_size, tile_size_level0, mpp, source, encoding, attributes)
-    with _tile_file(path, len(images), coords, names, labels, described) as file:
+    with _tile_file(path, len(images), coords, names, labels, described, int(offsets[-1])) as file:
         stored = file.create_dataset("images", shape=(offsets[-1],), dtype=np.uint8)
         for image, start, end in zip(images, offsets[:-1], offsets[1:], strict=True):
             stored[start:end] = np.frombuffer(image, dtype=np.uint8)
@@ -207,7 +207,7 @@ def write_feature_tiles(
     if not np.isfinite(values).all():
         raise InputError(f"bag {bag_id!r}: has features that are not finite")
     described = _description(bag_id, tile_size, tile_size_level0, mpp, source, FEATURES, attributes)
-    with _tile_file(path, len(values), coords, names, labels, described) as file:
+    with _tile_file(path, len(values), coords, names, labels, described, values.nbytes) as file:
         file.create_dataset(FEATURES, data=values)
 
 
@@ -240,6 +240,7 @@ def _tile_file(
     names: Sequence[str],
     labels: npt.ArrayLike | None,
     described: Mapping[str, str | int | float],
+    needs: int,
 ) -> Iterator[h5py.File]:
     """A tile file to write the instances into; the rest is written here, and it appears whole."""
     places = np.asarray(coords, dtype=np.int64)
@@ -251,7 +252,7 @@ def _tile_file(
         raise InputError(f"bag {bag_id!r}: {count} images do not fit {parts}")
     if known is not None and not np.isin(known, (-1, 0, 1)).all():
         raise InputError(f"bag {bag_id!r}: instance labels must be 1, 0 or -1 (unknown)")
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+    with new_hdf5(path, needs) as file:
         yield file
         file.create_dataset("coords", data=places)
         text = h5py.string_dtype("utf-8")

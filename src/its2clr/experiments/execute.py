@@ -13,9 +13,10 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from its2clr.engine.workers import become_worker, interrupts_wait
+from its2clr.engine.workers import become_worker
 from its2clr.experiments.metrics import ENCODER_OF_STAGE
 from its2clr.experiments.plan import Job
+from its2clr.signals import interrupts_wait
 
 if TYPE_CHECKING:
     from its2clr.engine.devices import Engine
@@ -168,7 +169,7 @@ class _Worker:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.terminate()
+            self._process.kill()  # it hears no SIGTERM
             self._process.join()
             self.pipe.close()
             self._process = None

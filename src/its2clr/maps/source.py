@@ -14,8 +14,7 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tiles import TileFile
 from its2clr.errors import InputError
-from its2clr.files import read_json
-from its2clr.predict.prediction_folder import COHORT, INSTANCES, PREDICTIONS, PROVENANCE
+from its2clr.predict.prediction_folder import COHORT, INSTANCES, PREDICTIONS, PROVENANCE, read_provenance
 from its2clr.run.names import ENCODERS, REFINED, encoder_names
 from its2clr.run.scores import BagScores, Model, RunScores
 
@@ -189,10 +188,10 @@ def _predicted(path: Path) -> Source:
     """
     provenance = path / PROVENANCE
     try:
+        described = read_provenance(path) if provenance.is_file() else {}
         bags = pd.read_csv(path / PREDICTIONS, dtype={"bag_id": str}, keep_default_na=False)
         table = pd.read_parquet(path / INSTANCES, columns=["bag_id", "instance", "x", "y", "probability"])
         probabilities = dict(zip(bags["bag_id"], bags["probability"].astype(float), strict=True))
-        described = read_json(provenance) if provenance.is_file() else {}
         likely_first = sorted(probabilities, key=lambda bag_id: -probabilities[bag_id])
         places = _predicted_places(path, described, likely_first)
     except (OSError, ValueError, KeyError, AttributeError) as error:

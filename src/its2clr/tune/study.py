@@ -15,7 +15,7 @@ import yaml
 from its2clr.config import FEATURES, STANDARD, RunConfig
 from its2clr.engine.workers import locked, take_lock
 from its2clr.errors import InputError
-from its2clr.files import read_metrics, write_text
+from its2clr.files import disk_full_said, read_metrics, write_text
 from its2clr.plugins import import_plugins
 from its2clr.run.opening import cohort_info
 from its2clr.seeds import derive_seed
@@ -27,7 +27,7 @@ try:
     import optuna
 except ModuleNotFoundError as missing:
     raise InputError("`its2clr tune` needs Optuna: pip install 'its2clr[tune]'") from missing
-from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock, JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 STUDY_FILE = "study.yaml"
@@ -137,7 +137,7 @@ class Study:
         self.config = validate_config(settings, str(path / STUDY_FILE))
         import_plugins(self.config.plugins)
         self.space = Space(saved["space"], self.config, str(path / STUDY_FILE))
-        self._storage = JournalStorage(JournalFileBackend(str(path / "journal.log")))
+        self._storage = JournalStorage(Journal(path / "journal.log"))
         with locked(path / ".lock"):
             self._study = optuna.create_study(
                 study_name=NAME,
@@ -292,6 +292,45 @@ class Stopwatch:
         if elapsed - self._noted >= every:
             self._noted = elapsed
             self._study.set_user_attr(self._key, elapsed)
+
+
+class Journal(JournalFileBackend):
+    """Optuna's record of the trials, which stays readable when the disk is full.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), _MendingLock(path))
+        self._path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Write further lines.
+
+        Raises:
+            DiskFullError: There is no room for them.
+        """
+        with disk_full_said(self._path):
+            super().append_logs(logs)
+
+
+class _MendingLock(JournalFileSymlinkLock):
+    """Whoever writes first drops half a line that a full disk left at the end: nothing behind it could be read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def acquire(self) -> bool:
+        taken = super().acquire()
+        with self._path.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if size and file.read() != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        return taken
 
 
 def planned(

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from its2clr.cohort.new_hdf5 import new_hdf5
 from its2clr.errors import InputError
-from its2clr.files import atomic_path
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
 from its2clr.version import __version__
 
@@ -54,7 +54,7 @@ def write_feature_file(
         "encoder": file.encoder,
         "its2clr_version": __version__,
     }
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as h5:
+    with new_hdf5(path, file.features.nbytes) as h5:
         h5["features"] = np.asarray(file.features, dtype=np.float32)
         h5["coords"] = np.asarray(file.coords, dtype=np.int64)
         for name in ("features", "coords"):

@@ -167,7 +167,6 @@ def _on_workers(
     progress: SlideProgress | None,
 ) -> Iterator[tuple[str, SlideResult]]:
     """Tile slides on Dask workers; one whose workers died each time is left out."""
-    remove_half_written(out)
     tiles = 0
     with connect(scheduler, workers) as client:
         for done, (bag_id, result) in enumerate(map_on_workers(client, pack, slides), start=1):
