@@ -255,19 +255,6 @@ def test_the_first_process_s_failure_is_raised():
         engine.on_writer(fail)
 
 
-def test_a_cohort_that_changed_is_refused(run):
-    run.cohort.mkdir()
-    for name in ("bags.csv", "cohort.json"):
-        (run.cohort / name).write_text("one")
-    (run.path / "checkpoints").mkdir()
-    run.check_cohort(32)
-    reopen(run).check_cohort(32)
-    assert reopen(run).tile_size() == 32
-    (run.cohort / "bags.csv").write_text("two")
-    with pytest.raises(InputError, match="has changed since"):
-        reopen(run).check_cohort(32)
-
-
 def test_half_written_files_of_a_killed_run_are_removed(run):
     leftover = run.path / "checkpoints" / ".refine.safetensors.12-ab.part"
     leftover.parent.mkdir()
