@@ -161,7 +161,7 @@ class ItS2CLR:
         if self._deployed is not None:
             model, engine = self._deployed
             return score_bags(model, bags, engine)
-        return Scores.of(self._stages.aggregate(self._stages.usual_encoder()), self._features(bags)[0])
+        return Scores.of(self._stages.aggregators(self._stages.usual_encoder()), self._features(bags)[0])
 
 
 def _opened(cohort: str | Path | Cohort) -> Cohort:

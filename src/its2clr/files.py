@@ -181,8 +181,30 @@ def hash_files(*paths: Path) -> str:
     """Short hash of the content of some files."""
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(path.read_bytes())
+        with path.open("rb") as file:
+            while part := file.read(2**24):
+                digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def stamp(path: Path) -> list[int]:
+    """Size, time of change and inode of a file: as long as they stay, so does the content."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def record(path: Path) -> dict[str, Any]:
+    """What is noted about a file, or a folder of files, to know later whether it is still the same."""
+    files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    names = hashlib.sha256("\n".join(str(one.relative_to(path)) for one in files).encode()).hexdigest()[:16]
+    return {"stamps": [stamp(one) for one in files], "content": f"{names}-{hash_files(*files)}"}
+
+
+def is_as_recorded(path: Path, recorded: dict[str, Any]) -> bool:
+    """Whether a file or folder holds what it held when it was recorded; it is read only where a stamp has changed."""
+    files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    stamps: bool = [stamp(one) for one in files] == recorded["stamps"]
+    return stamps or record(path)["content"] == recorded["content"]
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

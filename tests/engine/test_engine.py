@@ -260,19 +260,6 @@ def test_the_first_process_s_failure_is_raised():
         engine.on_writer(fail)
 
 
-def test_a_cohort_that_changed_is_refused(run):
-    run.cohort.mkdir()
-    for name in ("bags.csv", "cohort.json"):
-        (run.cohort / name).write_text("one")
-    (run.path / "checkpoints").mkdir()
-    run.check_cohort(32)
-    reopen(run).check_cohort(32)
-    assert reopen(run).tile_size() == 32
-    (run.cohort / "bags.csv").write_text("two")
-    with pytest.raises(InputError, match="has changed since"):
-        reopen(run).check_cohort(32)
-
-
 def test_a_command_beside_a_training_leaves_what_that_is_writing(run):
     left = killed_while_writing(run.checkpoint("refine"))
     with atomic_path(run.checkpoint("refine")) as being_written:

@@ -1,11 +1,15 @@
 """What is shared is run once: the same training, asked for by several cells, is one job."""
 
 import re
+import shutil
 from pathlib import Path
 
+import h5py
 import pytest
 import yaml
+from tests.viewer.viewer_runs import write_cohort
 
+from its2clr.cohort import tile_path
 from its2clr.config import DinoConfig
 from its2clr.errors import InputError
 from its2clr.experiments.plan import Planner
@@ -134,22 +138,26 @@ def test_what_a_stage_does_not_look_at_does_not_change_its_name():
     assert name({"pretrain.epochs": 3}, start=True) != name(start=True)
 
 
-def test_a_cohort_that_changed_is_another(tmp_path):
-    cohort = tmp_path / "c"
-    cohort.mkdir()
-    (cohort / "bags.csv").write_text("a")
-    (cohort / "cohort.json").write_text("{}")
-    first = name(cohort={"": cohort})
-    planner = Planner(read_budget("smoke"), {"": cohort}, None, {})
-    resampled = planner.resampled(planner.job(Cell(method="its2clr", cohort="sub_bags"), 0))
-    (cohort / "bags.csv").write_text("b")
-    assert name(cohort={"": cohort}) != first
-    planner = Planner(read_budget("smoke"), {"": cohort}, None, {})
-    assert planner.resampled(planner.job(Cell(method="its2clr", cohort="sub_bags"), 0)) != resampled
-    other = tmp_path / "other" / "c"  # the same name elsewhere
-    other.mkdir(parents=True)
-    (other / "bags.csv").write_text("b")
-    (other / "cohort.json").write_text("{}")
+@pytest.mark.parametrize("what", ["images", "labels", "bags.csv"])
+def test_a_cohort_that_changed_is_another(tmp_path, what):
+    cohort, other = tmp_path / "c", tmp_path / "other" / "c"  # the same name elsewhere
+    write_cohort(cohort, [f"bag {number}" for number in range(6)])
+    shutil.copytree(cohort, other)
+
+    def names():
+        planner = Planner(read_budget("smoke"), {"": cohort}, None, {})
+        job = planner.job(Cell(method="its2clr", cohort="sub_bags"), 0)
+        return {planner.folder(job), planner.folder(job.start), planner.resampled(job)}
+
+    before = names()
+    assert names() == before
+    if what == "bags.csv":
+        path = cohort / what
+        path.write_text(path.read_text().replace("bag 4,0", "bag 4,1"))
+    else:
+        with h5py.File(tile_path(cohort, "bag 3"), "r+") as file:
+            file[what][-20 if what == "images" else 0] ^= 1
+    assert not names() & before
     assert name(cohort={"": other}) != name(cohort={"": cohort})
 
 

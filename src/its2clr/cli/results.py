@@ -1,5 +1,6 @@
 """Commands that show what a run found, apply it to new bags and hand it on."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -97,6 +98,7 @@ def map_(
     from its2clr.maps.source import models_beside, open_source
 
     source = open_source(run)
+    _say_outdated(source.outdated)
     chosen = source.choose_bags(bags, split, limit)
     shown = models_beside(source, source.choose_models(models), beside or [])
     folder = _folder(out or run / "maps")
@@ -134,6 +136,7 @@ def geojson(
     from its2clr.maps.source import open_source
 
     source = open_source(run)
+    _say_outdated(source.outdated)
     chosen = source.choose_bags(bags, split, limit)
     shown = source.choose_models(models) if models else source.best_first
     folder = _folder(out or run / "geojson")
@@ -262,6 +265,11 @@ def export(
     names = [name.strip() for name in formats.split(",") if name.strip()]
     folder = export_encoder(run, out, encoder, names, licence, quiet=False)
     say(f"{encoder or 'encoder'} exported ({', '.join(names)}) to {folder}")
+
+
+def _say_outdated(lines: Sequence[str]) -> None:
+    for line in lines:
+        say(f"warning: predictions are out of date: {line}")
 
 
 def _folder(path: Path) -> Path:

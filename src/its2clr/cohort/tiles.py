@@ -3,9 +3,11 @@
 Datasets: `images` (all encoded images end to end, uint8), `offsets` (N+1, int64: image i is
 `images[offsets[i]:offsets[i+1]]`), `coords` (N, 2, int64: x, y of the top-left corner at level 0), `names`
 (N, text) and, if known, `labels` (N, int8: 1, 0, or -1 for unknown). The attributes are on the file and on
-`coords`. In a cohort of features, `features` (N, D, float32) is there instead of `images` and `offsets`.
+`coords`; `content_tiles` and `content_labels` are hashes of what was written. In a cohort of features, `features`
+(N, D, float32) is there instead of `images` and `offsets`.
 """
 
+import hashlib
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -30,6 +32,24 @@ _ENCODINGS = ("jpeg", "png")
 FEATURES = "features"
 """Name of the features in a tile file, and the encoding of one that holds them instead of images."""
 _ADVICE = "remove it and make the cohort again"
+_TILE_DATA = {"images": "<u1", "offsets": "<i8", FEATURES: "<f4", "coords": "<i8", "names": None}
+_TILE_FACTS = (
+    "encoding", "tile_size", "tile_size_level0", "mpp", "mpp_level0", "step_level0", "overlap", "magnification",
+)  # fmt: skip
+_LABEL_DATA = {"labels": "<i1"}
+_BYTES_AT_ONCE = 16 * 2**20
+
+
+class Content(NamedTuple):
+    """Hashes of what a tile file holds.
+
+    Attributes:
+        tiles: Changes with pixels or features, places, names and scale of the tiles.
+        labels: Changes with the instance ground truth.
+    """
+
+    tiles: str
+    labels: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,6 +281,57 @@ def _tile_file(
             file.create_dataset("labels", data=known)
         for holder in (file, file["coords"]):
             holder.attrs.update(described)
+        content = {f"content_{name}": value for name, value in _content(file)._asdict().items()}
+        for holder in (file, file["coords"]):
+            holder.attrs.update(content)
+
+
+def read_content(path: Path) -> Content:
+    """Hash all that a tile file holds, as it is now.
+
+    Raises:
+        InputError: If the file is damaged.
+    """
+    try:
+        with h5py.File(path, "r") as file:
+            return _content(file)
+    except (KeyError, OSError, RuntimeError) as error:
+        raise InputError(f"{path}: cannot be read, the file is damaged ({error}); {_ADVICE}") from error
+
+
+def written_content(path: Path) -> Content | None:
+    """What a tile file held when it was written; None for one of an older version, or one that cannot be read."""
+    try:
+        with h5py.File(path, "r") as file:
+            return Content(*(str(file.attrs[f"content_{name}"]) for name in Content._fields))
+    except (KeyError, OSError, RuntimeError):
+        return None
+
+
+def _content(file: h5py.File) -> Content:
+    facts = [(name, _plain(file.attrs[name])) for name in _TILE_FACTS if name in file.attrs]
+    return Content(_hash(file, _TILE_DATA, repr(facts)), _hash(file, _LABEL_DATA, ""))
+
+
+def _hash(file: h5py.File, datasets: Mapping[str, str | None], facts: str) -> str:
+    digest = hashlib.sha256(facts.encode())
+    for name, dtype in datasets.items():
+        if name not in file:
+            continue
+        stored = file[name]
+        digest.update(f"\n{name} {stored.shape}\n".encode())
+        if dtype is None:
+            for text in stored[:]:
+                digest.update(len(text).to_bytes(8, "little") + text)
+            continue
+        rows = max(1, _BYTES_AT_ONCE // (stored.dtype.itemsize * math.prod(stored.shape[1:])))
+        for first in range(0, stored.shape[0], rows):
+            digest.update(stored[first : first + rows].astype(dtype, copy=False).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def read_tiles(path: Path, *, labels_visible: bool = True) -> TileFile:

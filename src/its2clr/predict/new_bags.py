@@ -169,6 +169,7 @@ def _provenance(model: TrainedModel, cohorts: list[Cohort], engine: Engine, pred
             {
                 "path": str(cohort.path.resolve()),
                 "bags": {next(names): bag_id for bag_id in cohort.bags["bag_id"].tolist()},
+                "tiles": {bag.bag_id: bag.tiles for bag in cohort.identity().bags},
             }
             for cohort in cohorts
         ],

@@ -12,11 +12,14 @@ from typing import IO, Any
 
 import yaml
 
+from its2clr.cohort import Cohort
+from its2clr.cohort.identity import only_test_labels, said_changes
 from its2clr.config import FEATURES, STANDARD, RunConfig
 from its2clr.engine.workers import locked, take_lock
 from its2clr.errors import InputError
-from its2clr.files import disk_full_said, read_metrics, write_text
+from its2clr.files import disk_full_said, read_metrics, write_json, write_text
 from its2clr.plugins import import_plugins
+from its2clr.run.made_from import MADE_FROM_FILE, read_made_from
 from its2clr.run.opening import cohort_info
 from its2clr.seeds import derive_seed
 from its2clr.settings import config_difference, resolve_config, validate_config
@@ -183,6 +186,7 @@ class Study:
                     write_text(path / STUDY_FILE, yaml.safe_dump(wanted, sort_keys=False))
                     saved = wanted
         _refuse_changes(path, saved, wanted)
+        _refuse_other_cohort(path, Path(saved["cohort"]))
         return cls(path, wanted["settings"]["engine"])
 
     def claim(self, most: int | None = None) -> Claim | None:
@@ -390,6 +394,21 @@ def _refuse_changes(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, A
         raise InputError(
             f"{path}: this study was begun with other settings; choose another --out folder or go on without "
             "changes:\n  " + "\n  ".join(difference)
+        )
+
+
+def _refuse_other_cohort(path: Path, cohort: Path) -> None:
+    """Trials are compared with each other, so all must be of the same cohort; test labels have no part in them."""
+    with locked(path / ".lock"):
+        now, before = Cohort.open(cohort).identity(), read_made_from(path)
+        if before is None:
+            write_json(path / MADE_FROM_FILE, now.as_dict())
+            return
+    changes = now.changes_since(before)
+    if not only_test_labels(changes):
+        raise InputError(
+            f"{cohort}: the cohort has changed since the study {path} began; restore it, or begin a new study (another "
+            "--out folder):\n  " + "\n  ".join(said_changes(changes))
         )
 
 

@@ -77,6 +77,8 @@ def serve(
         app = Guard(create_app(viewer), token=token, local=local, name=f"-{port}")
         shown = address(host, port, token)
         say(f"{run}: {len(viewer.table)} bags, {len(viewer.table.models)} models, {len(viewer.rounds.epochs)} rounds")
+        for line in viewer.outdated:
+            say(f"warning: scores are out of date: {line}")
         say(f"open {shown}" + ("" if local else " (whoever has this address can see the run: share it with care)"))
         say("press Ctrl-C to stop")
         if open_browser if open_browser is not None else has_screen():
