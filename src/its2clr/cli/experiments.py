@@ -55,8 +55,10 @@ def reproduce(
 
     from its2clr.experiments.reproduce import default_workers, embedded_cohort, parse_cohorts
     from its2clr.experiments.reproduce import reproduce as reproduce_
+    from its2clr.plugins import allow_named
     from its2clr.settings import parse_override
 
+    allow_named(settings or [])
     page, failed = reproduce_(
         names,
         parse_cohorts(cohort) if cohort else {"": embedded_cohort(budget, out)},

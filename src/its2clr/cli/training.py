@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 def _stages(cohort: Path | None, run: Path, recipe: str | None, settings: list[str] | None) -> "Stages":
+    from its2clr.plugins import allow_named
     from its2clr.run.opening import open_run
 
+    allow_named(settings or [])
     return open_run(run, cohort, recipe, settings or [])
 
 
