@@ -131,7 +131,8 @@ class ItS2CLR:
 
         self._refuse_model_file()
         allow_named(self.overrides or {})
-        stages = open_run(self.run, quiet=not self.verbose)
+        given = {key: value for key, value in (self.overrides or {}).items() if key.startswith("engine.")}
+        stages = open_run(self.run, overrides=given, quiet=not self.verbose)
         if stages.run.done(f"aggregate {REFINED}") is None:
             raise InputError(f"{self.run}: this model is not fitted yet; call fit first")
         return stages

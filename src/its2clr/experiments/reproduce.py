@@ -108,6 +108,8 @@ def needs_truth(job: Job) -> bool:
 def _task(job: Job, needs: Needs, planner: Planner, say: Say) -> Task:
     config = planner.config(job)
     check_allowed(config.plugins)
+    if config.engine.tile_folder != planner.base.engine.tile_folder:
+        raise InputError(f"{job.describe()}: engine.tile_folder is given after --set, not by a table's file")
     cohort = planner.resampled(job)
     if not (cohort / "bags.csv").is_file():
         summary = resample_cohort(

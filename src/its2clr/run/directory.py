@@ -11,7 +11,7 @@ from its2clr.engine.workspace import Workspace
 from its2clr.errors import InputError
 from its2clr.files import hash_files, read_json, remove_half_written, write_json, write_text
 from its2clr.run.saved import read_run_config
-from its2clr.settings import config_difference
+from its2clr.settings import config_difference, without_folders
 from its2clr.units import TilePixels
 from its2clr.version import __version__
 
@@ -44,7 +44,7 @@ class RunDirectory(Workspace):
         engine.barrier()
         if not begun and engine.is_writer:
             (self.path / "state.json").unlink(missing_ok=True)
-            document = {"cohort": str(self.cohort), **self.config.model_dump(mode="json")}
+            document = {"cohort": str(self.cohort), **without_folders(self.config.model_dump(mode="json"))}
             write_text(self.path / "config.yaml", yaml.safe_dump(document, sort_keys=False))
         if engine.is_writer:
             remove_half_written(self.path)

@@ -1,6 +1,7 @@
-"""Plugins are code: one that only a file names is not run, whatever opens the file."""
+"""Recipes, runs and studies of others: their plugins are not run, and they do not say where to write."""
 
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,8 @@ def test_the_plugins_of_a_recipe_study_or_experiment_are_not_run(recipe, plugin,
     refused(lambda: Study(tmp_path / "study"), plugin, trace)
     names, out = ["tab:mainresult"], tmp_path / "out"
     refused(lambda: reproduce(names, {"": cohort}, out, budget="smoke", recipe=str(recipe)), plugin, trace)
+    table = write_table(tmp_path, {"plugins": [str(plugin)]})
+    refused(lambda: reproduce([table], {"": cohort}, out, budget="smoke"), plugin, trace)
 
 
 def test_what_the_user_names_is_run(recipe, plugin, trace, tmp_path, monkeypatch):
@@ -128,3 +131,49 @@ def test_a_module_of_the_library_is_no_exception(tmp_path):
     plugins.check_allowed([str(Path("mine.py").absolute())])
     with pytest.raises(InputError, match=r"other.py\."):
         plugins.check_allowed([str(Path("mine.py").absolute()), "/home/other.py"])
+
+
+def test_a_file_does_not_say_where_tiles_are_written(tmp_path):
+    elsewhere = str(tmp_path / "elsewhere")
+    cohort = write_cohort(tmp_path / "cohort", [f"b{number}" for number in range(6)])
+    recipe = tmp_path / "theirs.yaml"
+    recipe.write_text(yaml.safe_dump({"engine": {"tile_folder": elsewhere}}))
+    with pytest.raises(InputError, match=r"theirs.yaml: engine.tile_folder .* give it after --set"):
+        open_run(tmp_path / "run", cohort, recipe)
+    recipe.write_text(yaml.safe_dump({"engine": {"tile_folder": None}}))  # as `its2clr recipes NAME` prints it
+    given = [f"engine.tile_folder={elsewhere}"]
+    assert open_run(tmp_path / "run", cohort, recipe, given, quiet=True).engine.tile_folder == elsewhere
+    assert elsewhere not in (tmp_path / "run" / "config.yaml").read_text()
+
+    put_into(tmp_path / "run" / "config.yaml", elsewhere)
+    assert open_run(tmp_path / "run", quiet=True).engine.tile_folder is None
+    assert open_run_features(tmp_path / "run", quiet=True).engine.tile_folder is None
+    assert open_run(tmp_path / "run", overrides=given, quiet=True).engine.tile_folder == elsewhere
+
+
+def test_a_study_or_table_does_not_say_where_tiles_are_written(tmp_path):
+    elsewhere = str(tmp_path / "elsewhere")
+    cohort = write_cohort(tmp_path / "cohort", [f"b{number}" for number in range(6)])
+    begun = Study.begin(tmp_path / "study", cohort, overrides=[f"engine.tile_folder={elsewhere}"])
+    assert begun.config.engine.tile_folder == elsewhere
+    assert elsewhere not in (tmp_path / "study" / "study.yaml").read_text()
+    put_into(tmp_path / "study" / "study.yaml", elsewhere)
+    assert Study(tmp_path / "study").config.engine.tile_folder is None
+    assert Study.begin(tmp_path / "study").config.engine.tile_folder is None
+
+    table = write_table(tmp_path, {"engine.tile_folder": elsewhere})
+    with pytest.raises(InputError, match=r"engine\.tile_folder is given after --set"):
+        reproduce([table], {"": cohort}, tmp_path / "out", budget="smoke")
+
+
+def write_table(folder, values):
+    """A file of `its2clr reproduce` whose cells have these settings."""
+    table = yaml.safe_load(resources.files("its2clr.experiments.specs").joinpath("tab-ultrasound.yaml").read_text())
+    (folder / "table.yaml").write_text(yaml.safe_dump({**table, "cell": {"values": values}}))
+    return str(folder / "table.yaml")
+
+
+def put_into(file, folder):
+    document = yaml.safe_load(file.read_text())
+    document.get("settings", document)["engine"]["tile_folder"] = folder
+    file.write_text(yaml.safe_dump(document))
