@@ -456,7 +456,11 @@ class EngineConfig(Section):
     tiles: Literal["auto", "gpu", "memory", "disk"] = Field(
         "auto", description="where decoded tiles are kept; auto: the first of GPU, host memory and disk that has room"
     )
-    tile_folder: str | None = Field(None, description="folder for tiles that are kept on disk; null: inside the cohort")
+    tile_folder: str | None = Field(
+        None,
+        description="folder for tiles that are kept on disk; null: inside the cohort. Taken from --set or Python, "
+        "never from a recipe, run or study",
+    )
     record_steps: bool = Field(
         default=True,
         description="on a GPU: make views in one kernel, and record training steps as CUDA graphs to replay them",

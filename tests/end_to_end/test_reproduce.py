@@ -13,6 +13,7 @@ from tests.conftest import TINY
 from tests.end_to_end.commands import command, environment, its2clr
 from tests.end_to_end.test_promises import change_labels
 
+from its2clr import plugins as plugins_module
 from its2clr.cohort import Cohort
 from its2clr.experiments.execute import LOST, Task, execute
 from its2clr.experiments.plan import Job
@@ -208,8 +209,9 @@ def test_workers_end_with_a_killed_parent(tiny_cohort, tmp_path):
     assert not still_alive(process.pid, seconds=20)
 
 
-def test_a_lost_worker_costs_its_task_only(tmp_path):
+def test_a_lost_worker_costs_its_task_only(tmp_path, monkeypatch):
     """Tasks that kill their own process, by way of a plugin, beside one that is well."""
+    monkeypatch.setattr(plugins_module, "_allowed", {str(tmp_path / "deadly.py")})
     plugin = tmp_path / "deadly.py"
     plugin.write_text("import os\nos.kill(os.getpid(), 9)\n")
     base = resolve_config("demo", TINY).model_dump(mode="json")
@@ -226,7 +228,8 @@ def test_a_lost_worker_costs_its_task_only(tmp_path):
     assert "InputError" in reasons[2]  # there is no such cohort, but its worker lived to say so
 
 
-def test_a_failed_task_leaves_no_process_to_the_next(tmp_path):
+def test_a_failed_task_leaves_no_process_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins_module, "_allowed", {str(tmp_path / "failing.py")})
     plugin = tmp_path / "failing.py"
     plugin.write_text(
         f"import os\nopen({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}} ')\nraise ValueError\n"

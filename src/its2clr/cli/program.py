@@ -70,9 +70,24 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _allow_plugins(wanted: bool) -> None:
+    if wanted:
+        from its2clr.plugins import allow_plugins
+
+        allow_plugins()
+
+
 @app.callback()
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    plugins: Annotated[
+        bool,
+        typer.Option(
+            "--allow-plugins",
+            callback=_allow_plugins,
+            help="Run the Python code that a recipe, run or study names as `plugins`; only if you trust who wrote it.",
+        ),
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,

@@ -24,6 +24,7 @@ from PIL import Image
 
 from its2clr.cohort.new_hdf5 import new_hdf5
 from its2clr.errors import InputError
+from its2clr.hdf5 import open_hdf5
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels, level0_mpp, magnification_of, shared_pixels
 from its2clr.version import __version__
 
@@ -293,7 +294,7 @@ def read_content(path: Path) -> Content:
         InputError: If the file is damaged.
     """
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             return _content(file)
     except (KeyError, OSError, RuntimeError) as error:
         raise InputError(f"{path}: cannot be read, the file is damaged ({error}); {_ADVICE}") from error
@@ -302,7 +303,7 @@ def read_content(path: Path) -> Content:
 def written_content(path: Path) -> Content | None:
     """What a tile file held when it was written; None for one of an older version, or one that cannot be read."""
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             return Content(*(str(file.attrs[f"content_{name}"]) for name in Content._fields))
     except (KeyError, OSError, RuntimeError):
         return None
@@ -347,12 +348,12 @@ def read_tiles(path: Path, *, labels_visible: bool = True) -> TileFile:
     if not path.exists():
         raise InputError(f"{path}: the tile file is missing; make the cohort again")
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             held = (FEATURES,) if FEATURES in file else ("images", "offsets")
-            missing = [name for name in (*held, "coords", "names") if name not in file]
+            missing = [name for name in (*held, "coords", "names") if not isinstance(file.get(name), h5py.Dataset)]
             if missing:
                 raise InputError(f"{path}: is not a tile file, it has no {', '.join(missing)}; {_ADVICE}")
-            shapes = {name: tuple(file[name].shape) for name in file}
+            shapes = {name: tuple(one.shape) for name, one in file.items() if isinstance(one, h5py.Dataset)}
             offsets = np.arange(len(file[FEATURES]) + 1) if FEATURES in file else file["offsets"][:].astype(np.int64)
             attributes = dict(file.attrs)
             tiles = TileFile(
@@ -431,7 +432,7 @@ def read_encoded(path: Path, first: int, last: int, count: int) -> tuple[npt.NDA
         InputError: If the file is damaged or holds another number of images.
     """
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             offsets, images = file["offsets"], file["images"]
             if offsets.shape != (count + 1,):
                 message = f"holds {offsets.shape[0] - 1} images, bags.csv says {count}; make the cohort again"
@@ -444,7 +445,7 @@ def read_encoded(path: Path, first: int, last: int, count: int) -> tuple[npt.NDA
 
 def _read_dataset(path: Path, name: str, *, optional: bool = False) -> Any:
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             return None if optional and name not in file else file[name][:]
     except (KeyError, OSError, RuntimeError) as error:
         raise InputError(f"{path}: {name} cannot be read, the file is damaged ({error}); {_ADVICE}") from error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from its2clr.engine.workers import become_worker
 from its2clr.experiments.metrics import ENCODER_OF_STAGE
 from its2clr.experiments.plan import Job
+from its2clr.plugins import allow_plugins, allowed_plugins
 from its2clr.signals import interrupts_wait
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ class _Worker:
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self.pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs, self._number, self._count), daemon=True)
+            given = (theirs, allowed_plugins(), self._number, self._count)
+            self._process = context.Process(target=_serve, args=given, daemon=True)
             with interrupts_wait():  # Ctrl-C reaches the whole group; a worker that is still starting would die of it
                 self._process.start()
             theirs.close()
@@ -175,9 +177,10 @@ class _Worker:
             self._process = None
 
 
-def _serve(pipe: Connection, number: int, count: int) -> None:
+def _serve(pipe: Connection, plugins: list[str], number: int, count: int) -> None:
     """Run tasks until the pipe closes, with a share of the cores and one of the GPUs."""
     become_worker(number, count)
+    allow_plugins(plugins)
     while True:
         try:
             task: Task = pipe.recv()

@@ -14,7 +14,7 @@ from its2clr.errors import InputError
 from its2clr.files import hash_files, is_as_recorded, read_json, record, remove_half_written, write_json, write_text
 from its2clr.run.made_from import MADE_FROM_FILE, read_made_from
 from its2clr.run.saved import read_run_config
-from its2clr.settings import config_difference
+from its2clr.settings import config_difference, without_folders
 from its2clr.units import TilePixels
 from its2clr.version import __version__
 
@@ -48,7 +48,7 @@ class RunDirectory(Workspace):
         if not begun and engine.is_writer:
             for name in ("state.json", MADE_FROM_FILE):
                 (self.path / name).unlink(missing_ok=True)
-            document = {"cohort": str(self.cohort), **self.config.model_dump(mode="json")}
+            document = {"cohort": str(self.cohort), **without_folders(self.config.model_dump(mode="json"))}
             write_text(self.path / "config.yaml", yaml.safe_dump(document, sort_keys=False))
         if engine.is_writer:
             remove_half_written(self.path)

@@ -21,6 +21,7 @@ from its2clr.engine.devices import Engine, launched_processes
 from its2clr.engine.progress import Progress, ProgressBar
 from its2clr.engine.workers import become_worker, locked
 from its2clr.errors import DiskFullError, InputError, TrainingError
+from its2clr.plugins import allow_plugins, allowed_plugins
 from its2clr.run.opening import open_run
 from its2clr.signals import interrupts_wait
 from its2clr.tune.judge import judged
@@ -227,7 +228,8 @@ def _side_by_side(study: Study, budget: Budget, count: int, look: Callable[[], N
     workers: list[SpawnProcess] = []
     try:
         for number in range(count):
-            worker = context.Process(target=_serve, args=(study.path, engine, budget, number, count), daemon=True)
+            given = (study.path, engine, budget, allowed_plugins(), number, count)
+            worker = context.Process(target=_serve, args=given, daemon=True)
             with interrupts_wait():  # Ctrl-C reaches the whole group; a worker that is still starting would die of it
                 worker.start()
             workers.append(worker)
@@ -246,8 +248,9 @@ def _side_by_side(study: Study, budget: Budget, count: int, look: Callable[[], N
         )
 
 
-def _serve(path: Path, engine: dict[str, Any], budget: Budget, number: int, count: int) -> None:
+def _serve(path: Path, engine: dict[str, Any], budget: Budget, plugins: list[str], number: int, count: int) -> None:
     become_worker(number, count)
+    allow_plugins(plugins)
     try:
         work(Study(path, EngineConfig.model_validate(engine).model_dump(mode="json")), budget, lambda: None)
     except DiskFullError as error:

@@ -22,7 +22,7 @@ from its2clr.plugins import import_plugins
 from its2clr.run.made_from import MADE_FROM_FILE, read_made_from
 from its2clr.run.opening import cohort_info
 from its2clr.seeds import derive_seed
-from its2clr.settings import config_difference, resolve_config, validate_config
+from its2clr.settings import config_difference, resolve_config, validate_config, without_folders
 from its2clr.tune.judge import DIRECTION
 from its2clr.tune.space import Space, default_space, read_space
 
@@ -183,7 +183,8 @@ class Study:
             with locked(path / ".lock"):  # two commands may begin it at once
                 saved = _read(path)
                 if saved is None:
-                    write_text(path / STUDY_FILE, yaml.safe_dump(wanted, sort_keys=False))
+                    written = {**wanted, "settings": without_folders(wanted["settings"])}
+                    write_text(path / STUDY_FILE, yaml.safe_dump(written, sort_keys=False))
                     saved = wanted
         _refuse_changes(path, saved, wanted)
         _refuse_other_cohort(path, Path(saved["cohort"]))
@@ -379,7 +380,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         raise InputError(f"{file}: damaged, cannot be read ({error})") from error
     if not isinstance(found, dict) or not {"cohort", "recipe", "space", "settings"} <= found.keys():
         raise InputError(f"{file}: not the description of a study")
-    return found
+    return {**found, "settings": without_folders(found["settings"])}
 
 
 def _refuse_changes(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from its2clr.cohort.canvas import slide_tile, unseen_tile
 from its2clr.cohort.layout import BAGS_FILE, INFO_FILE, tile_path
 from its2clr.cohort.splits import SPLITS
-from its2clr.cohort.tiles import TileFile, read_encoded
+from its2clr.cohort.tiles import TileFile, decode, read_encoded
 from its2clr.errors import InputError
 from its2clr.files import stamp
 from its2clr.run.names import encoder_names
@@ -276,6 +276,7 @@ class Viewer:
             (slide_tile(tiles, instance) or unseen_tile()).save(buffer, "JPEG", quality=JPEG_QUALITY)
             return buffer.getvalue(), "jpeg"
         encoded = read_encoded(tiles.path, instance, instance + 1, len(tiles))[1].tobytes()
+        decode(encoded)  # whatever else a tile file may hold is not sent
         return encoded, "png" if encoded.startswith(b"\x89PNG") else "jpeg"
 
     def tile_file(self, number: int) -> TileFile:

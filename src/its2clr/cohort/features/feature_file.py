@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from its2clr.cohort.new_hdf5 import new_hdf5
 from its2clr.errors import InputError
+from its2clr.hdf5 import open_hdf5
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
 from its2clr.version import __version__
 
@@ -73,7 +73,7 @@ def read_feature_file(path: str | Path) -> FeatureFile:
     if not Path(path).is_file():
         raise InputError(f"{path}: no such feature file")
     try:
-        with h5py.File(path, "r") as h5:
+        with open_hdf5(path) as h5:
             features = np.asarray(h5["features"], dtype=np.float32)
             coords = np.asarray(h5["coords"], dtype=np.int64)
             made_by, tiles = (str(h5["features"].attrs.get(name, "")) for name in ("encoder", "tiles"))
