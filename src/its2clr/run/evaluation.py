@@ -64,7 +64,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
         "cohort": run.check_cohort(cohort).digest,
         "models": {" ".join(model): model_digest(run.path, run.config, *model) for model in models},
     }
-    notes = {
+    notes: dict[str, Any] = {
         "models": [" ".join(model) for model in models],
         "of_features": of_features,
         "splits": list(SPLITS),
