@@ -8,12 +8,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 TERMINATED = 143
 """Exit code of a command stopped by SIGTERM."""
 SECONDS_TO_END = 5.0
 """How long a command may take to tidy up after SIGTERM; Slurm kills it after 30."""
-_STOPS = (signal.SIGINT, signal.SIGTERM)
+_STOPS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 
 
 class Termination:
@@ -52,18 +53,22 @@ def interrupts_wait() -> Iterator[None]:
         yield
         return
     heard: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in _STOPS}
-    can_block = hasattr(signal, "pthread_sigmask")
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS) if can_block else set()
+    before: dict[int, Any] = {}
+    mask = signal.pthread_sigmask if hasattr(signal, "pthread_sigmask") else None
+    blocked = mask(signal.SIG_BLOCK, ()) if mask else set()
     try:
+        for number in _STOPS:
+            before[number] = signal.signal(number, lambda number, _: heard.append(number))
+        if mask:
+            mask(signal.SIG_BLOCK, _STOPS)
         yield
     finally:
-        if can_block:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if mask:
+            mask(signal.SIG_SETMASK, blocked)
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        for late in heard:
-            signal.raise_signal(late)
+        for number in heard:
+            signal.raise_signal(number)
 
 
 def leave_signals_to_parent() -> None:

@@ -169,7 +169,8 @@ def still_alive(group, seconds=10):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_workers_and_the_same_command_goes_on(tiny_cohort, tmp_path):
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_slurm_end_all_workers_and_the_same_command_goes_on(tiny_cohort, tmp_path, stop, code):
     out = tmp_path / "out"
     words = command(
         "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", tiny_cohort, "--out", out, "--workers", 2
@@ -184,10 +185,14 @@ def test_ctrl_c_ends_all_workers_and_the_same_command_goes_on(tiny_cohort, tmp_p
         if line.startswith("[1/"):
             break
     for _ in range(2):  # an impatient user
-        os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=60) == 130
-    assert "Traceback" not in process.stdout.read()
+        os.killpg(process.pid, stop)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert not {word for word in ("Traceback", "FAILED") if word in said}, said
+    assert "the same command goes on where it stopped" in said
     assert not still_alive(process.pid)
+    if stop == signal.SIGTERM:
+        return
     assert words[-1] == "2"
     its2clr(*words[3:-1], 1)
     assert pd.read_csv(out / "app-hyperparameter" / "table.csv")["ours"].notna().all()

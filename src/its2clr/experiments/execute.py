@@ -148,12 +148,13 @@ class _Worker:
     def give(self, task: Task) -> None:
         if self._process is None:
             context = multiprocessing.get_context("spawn")
-            self.pipe, theirs = context.Pipe()
-            given = (theirs, allowed_plugins(), self._number, self._count)
-            self._process = context.Process(target=_serve, args=given, daemon=True)
-            with interrupts_wait():  # Ctrl-C reaches the whole group; a worker that is still starting would die of it
-                self._process.start()
-            theirs.close()
+            given = (allowed_plugins(), self._number, self._count)
+            with interrupts_wait():  # they reach the whole group; a worker that is still starting would die of them
+                self.pipe, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, *given), daemon=True)
+                process.start()
+                theirs.close()
+                self._process = process
         self.job = task.job
         with suppress(BrokenPipeError):  # it died meanwhile, which `take` will notice
             self.pipe.send(task)

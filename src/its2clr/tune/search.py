@@ -230,9 +230,9 @@ def _side_by_side(study: Study, budget: Budget, count: int, look: Callable[[], N
         for number in range(count):
             given = (study.path, engine, budget, allowed_plugins(), number, count)
             worker = context.Process(target=_serve, args=given, daemon=True)
-            with interrupts_wait():  # Ctrl-C reaches the whole group; a worker that is still starting would die of it
+            with interrupts_wait():  # they reach the whole group; a worker that is still starting would die of them
                 worker.start()
-            workers.append(worker)
+                workers.append(worker)
         while alive := [worker.sentinel for worker in workers if worker.is_alive()]:
             multiprocessing.connection.wait(alive, timeout=LOOK_EVERY_SECONDS)
             look()

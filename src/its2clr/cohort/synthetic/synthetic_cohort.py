@@ -192,9 +192,9 @@ def _in_processes(
     # Not forked: the caller may hold threads (BLAS, a device) that do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=leave_signals_to_parent) as pool:
-        with interrupts_wait():  # a worker that is still starting would die of them
-            futures = {pool.submit(draw, plan): bag_id for bag_id, plan in plans.items()}
         try:
+            with interrupts_wait():  # a worker that is still starting would die of them
+                futures = {pool.submit(draw, plan): bag_id for bag_id, plan in plans.items()}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         finally:
