@@ -18,9 +18,10 @@ from its2clr.cohort import Cohort
 from its2clr.config import EngineConfig, RunConfig
 from its2clr.engine.devices import Engine, launched_processes
 from its2clr.engine.progress import Progress, ProgressBar
-from its2clr.engine.workers import become_worker, interrupts_wait, locked
+from its2clr.engine.workers import become_worker, locked
 from its2clr.errors import InputError, TrainingError
 from its2clr.plugins import allow_plugins, allowed_plugins
+from its2clr.processes import interrupts_wait
 from its2clr.run.opening import open_run
 from its2clr.tune.judge import judged
 from its2clr.tune.results import said, write_results
