@@ -458,7 +458,7 @@ class EngineConfig(Section):
     )
     tile_folder: str | None = Field(
         None,
-        description="folder for tiles that are kept on disk; null: inside the cohort. Taken from --set or Python, "
+        description="folder for tiles that are kept on disk; null: inside the cohort; taken from --set or Python, "
         "never from a recipe, run or study",
     )
     record_steps: bool = Field(

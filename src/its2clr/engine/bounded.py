@@ -48,11 +48,11 @@ def bounded_by(tensors: Mapping[str, Tensor], path: str | Path) -> Iterator[None
         ) from error
 
 
-class _Counted(TorchDispatchMode):
+class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts tensors and their values before they are made; each operation is first tried without memory."""
 
     def __init__(self, values: int, tensors: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._values = _TIMES * values + _MORE_VALUES
         self._tensors = _TIMES * tensors + _MORE_TENSORS
 
