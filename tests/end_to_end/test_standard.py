@@ -17,7 +17,7 @@ from its2clr.settings import resolve_config
 
 pytestmark = pytest.mark.xdist_group("standard")  # what they share is made once
 SMALL = [
-    "encoder.options={channels: [4, 4, 8, 8], stem_width: 4}",
+    "encoder.options={channels: [8, 8, 16, 16], stem_width: 8}",
     "pretrain.epochs=1",
     "pretrain.least_steps=30",
     "pretrain.batch_size=32",
