@@ -88,12 +88,12 @@ def test_words_say_what_may_be_claimed(page, results):
 
 
 def test_words_about_a_course_tell_what_lies_between_its_ends(page, results):
-    rounds = [{"epoch": 5 * n, "validation_auc": auc, "improved": n < 2} for n, auc in enumerate((0.6, 0.9, 0.4))]
-    assert words.rounds_words(rounds) == (
-        "Of 3 rounds, the encoder of epoch 5 was kept, with a validation bag AUC of 0.900; the first (epoch 0) 0.600 "
-        "and the last (epoch 10) 0.400."
+    rounds = [{"epoch": 5 * number, "validation_auc": auc} for number, auc in enumerate((0.6, 0.9, 0.4))]
+    assert words.rounds_words(rounds, 5) == (
+        "Of 3 rounds, the encoder of epoch 5 was kept, with a validation bag AUC of 0.900; the first (epoch 0) has "
+        "0.600 and the last (epoch 10) 0.400."
     )
-    assert words.rounds_words(results["rounds"]) in page.text
+    assert words.rounds_words(results["rounds"], results["refine"]["best_epoch"]) in page.text
     losses, spreads = (3.0, 1.0, 5.0, 2.0), (0.5, 0.4, 0.3, 0.2)
     metrics = [
         {"stage": "refine", "epoch": epoch, "loss": loss, "spread": spread}

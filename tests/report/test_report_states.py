@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from its2clr.cli import app
 from its2clr.errors import InputError, TrainingError
-from its2clr.report import reported, write_report
+from its2clr.report import reported, words, write_report
 from its2clr.report.run_state import said_age
 from its2clr.settings import resolve_config
 
@@ -83,6 +83,8 @@ def test_a_run_that_stopped_shows_training_and_says_how_to_go_on(run):
     expected = [json.loads(path.read_text()) for path in sorted(run.glob("rounds/*/metrics.json"))]
     assert [row[1] for row in rows] == [f"{found['validation_auc']:.3f}" for found in expected]
     assert {"AUC", "precision", "churn"} <= set(header)  # against ground truth of the training bags
+    best = [found["epoch"] for found in expected if found["improved"]][-1]
+    assert words.rounds_words(expected, best, "is kept so far") in page.text
     assert "health-table" in page.tables
     assert len(page.all("svg")) == 2
 

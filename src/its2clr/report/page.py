@@ -200,12 +200,15 @@ def _embedding(facts: RunFacts) -> dict[str, Any] | None:
 
 def _training(facts: RunFacts) -> dict[str, Any]:
     health = facts.health
+    refined = (facts.results or {}).get("refine")
     return {
         "rounds_figure": facts.attempt("Rounds", lambda: figure_data.rounds(facts.rounds)) if facts.rounds else None,
         "rounds_table": facts.attempt("Rounds", lambda: page_tables.rounds_table(facts.rounds))
         if facts.rounds
         else None,
-        "rounds_words": words.rounds_words(facts.rounds) if facts.rounds and facts.results is not None else "",
+        "rounds_words": facts.attempt("Rounds", lambda: words.rounds_words(facts.rounds, refined["best_epoch"]))
+        if refined and facts.rounds
+        else "",
         "training_figure": facts.attempt("Training", lambda: figure_data.training(facts.metrics)),
         "training_words": words.training_words(facts.metrics),
         "health": facts.attempt("Health", lambda: words.health_checks(health, facts.config.refine)) if health else None,

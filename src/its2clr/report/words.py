@@ -88,20 +88,19 @@ def unfinished(facts: RunFacts) -> list[str]:
     """What a report of a run that was not evaluated can say."""
     sentences = ["This page was made without looking at test bags: their labels are read once, by its2clr evaluate."]
     if facts.rounds:
-        sentences.append(rounds_words(facts.rounds, "is kept so far"))
+        best = [found["epoch"] for found in facts.rounds if found["improved"]][-1]
+        sentences.append(rounds_words(facts.rounds, best, "is kept so far"))
     return sentences
 
 
-def rounds_words(rounds: Sequence[dict[str, Any]], kept: str = "was kept") -> str:
-    """Which of the rounds was kept, beside the first and the last: the kept one alone would hide a later fall."""
-    best = [found for found in rounds if found["improved"]][-1]
-    said = " and ".join(
-        f"{name} (epoch {found['epoch']}) {found['validation_auc']:.3f}"
-        for name, found in (("the first", rounds[0]), ("the last", rounds[-1]))
-    )
+def rounds_words(rounds: Sequence[dict[str, Any]], best_epoch: int, kept: str = "was kept") -> str:
+    """Which round's encoder was kept, beside the first and the last: the kept one alone would hide a later fall."""
+    aucs = {found["epoch"]: found["validation_auc"] for found in rounds}
+    first, last = min(aucs), max(aucs)
     return (
-        f"Of {len(rounds)} rounds, the encoder of epoch {best['epoch']} {kept}, with a validation bag AUC of "
-        f"{best['validation_auc']:.3f}; {said}."
+        f"Of {len(rounds)} rounds, the encoder of epoch {best_epoch} {kept}, with a validation bag AUC of "
+        f"{aucs[best_epoch]:.3f}; the first (epoch {first}) has {aucs[first]:.3f} and the last (epoch {last}) "
+        f"{aucs[last]:.3f}."
     )
 
 
