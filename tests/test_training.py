@@ -6,11 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from its2clr.config import EngineConfig, RefineConfig, ViewsConfig
+from its2clr.config import EngineConfig, PretrainConfig, RefineConfig, ViewsConfig
 from its2clr.engine.devices import Engine
 from its2clr.errors import TrainingError
 from its2clr.tile_store import TileStore
-from its2clr.training import Batches, TrainingStep, cosine_or_constant, make_optimiser, train_epoch, warmed_up
+from its2clr.training import (
+    Batches,
+    TrainingStep,
+    cosine_or_constant,
+    make_optimiser,
+    train_epoch,
+    warmed_up,
+    weight_decays,
+)
 
 STILL = ViewsConfig(
     jitter_probability=0, grayscale_probability=0, blur_probability=0, horizontal_flip=0, vertical_flip=0
@@ -165,3 +173,76 @@ def test_what_is_frozen_is_not_trained(engine):
     (group,) = optimiser.param_groups
     assert group["params"] == [network.weight]
     assert (group["momentum"], group["weight_decay"]) == (0.3, 0.2)
+
+
+class Line(nn.Module):
+    """Gives a matrix times the mean of a tile, plus a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix, self.bias = nn.Parameter(torch.tensor([[2.0, -1.0]])), nn.Parameter(torch.tensor([0.5, 3.0]))
+
+    def forward(self, images):
+        means = images.mean(dim=(1, 2, 3))[:, None]
+        return means, means @ self.matrix + self.bias
+
+
+ROWS = torch.tensor([[1, 2, 3, 4], [11, 5, 9, 2], [7, 8, 0, 6]])
+
+
+def cubes(rows, labels=None, anchors=None):
+    return rows.pow(3).sum()
+
+
+def trained_line(engine, rates, decays, **settings):
+    config = PretrainConfig(views=STILL, **settings)
+    step = TrainingStep(Line(), tiles(), cubes, config, 4, 10, engine)
+    train_epoch(step, Batches(ROWS), rates, (0, "pretrain", 1), decays=decays)
+    return [parameter.detach() for parameter in step.network.parameters()]
+
+
+def gradients_by_hand(line, rows):
+    means = (rows.repeat(2) / 255)[:, None].expand(-1, 3).reshape(-1, 3, 1, 1).expand(-1, 3, 4, 4)
+    return torch.autograd.grad(cubes(line(means)[1]), list(line.parameters()))
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_weight_decay_of_every_step_is_that_of_adamw(engine, biases):
+    """DINO's code changes the decay of a group of AdamW before every step; biases may be another group."""
+    rates, decays = [0.01, 0.005, 0.02], [0.5, 4.0, 9.0]
+    settings = {"optimiser": "adamw", "learning_rate": 0.01, "weight_decay_end": 9.0, "decay_biases": biases}
+    found = trained_line(engine, rates, decays, **settings)
+    line = Line()
+    groups = [{"params": [line.matrix]}, {"params": [line.bias]}]
+    optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.999))
+    for rows, rate, decay in zip(ROWS, rates, decays, strict=True):
+        for group, decayed in zip(optimiser.param_groups, (True, biases), strict=True):
+            group.update(lr=rate, weight_decay=decay if decayed else 0.0)
+        for parameter, gradient in zip(line.parameters(), gradients_by_hand(line, rows), strict=True):
+            parameter.grad = gradient
+        optimiser.step()
+    torch.testing.assert_close(found, [parameter.detach() for parameter in line.parameters()])
+
+
+def test_each_gradient_is_clipped_by_itself(engine):
+    found = trained_line(engine, [0.1] * 3, None, gradient_clip=10, momentum=0.0, weight_decay=0.0)
+    line = Line()
+    norms = []
+    for rows in ROWS:
+        for parameter, gradient in zip(line.parameters(), gradients_by_hand(line, rows), strict=True):
+            norms.append(gradient.norm().item())
+            with torch.no_grad():
+                parameter.sub_(0.1 * gradient * min(1.0, 10 / (norms[-1] + 1e-6)))
+    assert min(norms) < 10 < max(norms)  # one is clipped while the other is not
+    torch.testing.assert_close(found, [parameter.detach() for parameter in line.parameters()])
+
+
+def test_weight_decay_rises_along_a_cosine_to_its_end_after_the_last_step():
+    settings = {"optimiser": "adamw", "learning_rate": 0.001, "weight_decay": 0.04, "epochs": 3}
+    config = PretrainConfig(**settings, weight_decay_end=0.4)
+    decays = [decay for epoch in range(3) for decay in weight_decays(config, epoch, 4)]
+    expected = [0.4 + 0.5 * (0.04 - 0.4) * (1 + math.cos(math.pi * number / 12)) for number in range(12)]
+    assert decays == pytest.approx(expected)
+    assert decays[0] == pytest.approx(0.04)
+    assert decays[-1] < 0.4
+    assert weight_decays(PretrainConfig(**settings), 2, 2) == [0.04, 0.04]

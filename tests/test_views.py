@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torchvision.transforms.v2.functional as reference
+from torchvision.transforms import RandomResizedCrop
 
 from its2clr.config import ViewsConfig
 from its2clr.views import drawn, plain
@@ -61,7 +62,67 @@ def test_crop_equals_torchvision(images, box):
     assert torch.allclose(found[..., inside, inside], expected[..., inside, inside], atol=1e-4)
 
 
-@pytest.mark.parametrize(("side", "kernel"), [(224, 13), (96, 5), (32, 1), (64, 3)])
+def boxes_of(scale, ratio, side, count):
+    """Boxes (4, count) in pixels as they are drawn here, and by torchvision: top, left, height, width."""
+    config = ViewsConfig(crop_scale=scale, crop_ratio=ratio)
+    shares = drawn.draw(config, count, side, torch.Generator().manual_seed(0), torch.device("cpu")).numbers[:4]
+    here = (shares * side).round()
+    torch.testing.assert_close(here / side, shares)  # whole pixels
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        there = [RandomResizedCrop.get_params(torch.empty(3, side, side), scale, ratio) for _ in range(count)]
+    return here, torch.tensor(there, dtype=torch.float32).T
+
+
+def largest_difference(one, other):
+    """Of the shares of values up to a point, over all points (Kolmogorov and Smirnov)."""
+    points = torch.cat([one, other]).sort().values
+    shares = [torch.searchsorted(values.sort().values, points, right=True) / len(values) for values in (one, other)]
+    return (shares[0] - shares[1]).abs().max().item()
+
+
+@pytest.mark.parametrize(
+    ("scale", "ratio", "side"),
+    [
+        ((0.08, 1.0), (3 / 4, 4 / 3), 224),
+        ((0.4, 1.0), (3 / 4, 4 / 3), 32),
+        ((0.05, 0.4), (0.5, 2.0), 64),
+        ((0.9, 1.0), (0.5, 2.0), 224),  # seldom fits at once
+    ],
+)
+def test_crops_are_drawn_as_torchvision_draws_them(scale, ratio, side):
+    count = 3000
+    here, there = boxes_of(scale, ratio, side, count)
+    assert (here[:2] + here[2:]).max() <= side
+    area, aspect = ([how(boxes[2], boxes[3]) for boxes in (here, there)] for how in (torch.mul, torch.div))
+    for one, other in (area, aspect, *zip(here, there, strict=True)):
+        assert one.mean().item() == pytest.approx(other.mean().item(), abs=5 * other.std().item() * (2 / count) ** 0.5)
+        assert largest_difference(one, other) < 0.05  # by chance it is larger in one of a thousand comparisons
+
+
+@pytest.mark.parametrize(
+    ("ratio", "box"), [((2.0, 3.0), [8, 0, 16, 32]), ((0.3, 0.6), [0, 6, 32, 19]), ((0.9, 1.1), [0, 0, 32, 32])]
+)
+def test_a_crop_that_never_fits_is_the_middle_as_in_torchvision(ratio, box):
+    """Of the boxes with the whole tile's area only its own shape fits."""
+    for boxes in boxes_of((1.0, 1.0), ratio, 32, 50):
+        assert boxes.T.tolist() == [box] * 50
+
+
+def test_crops_change_no_other_draw():
+    settings = {"quarter_turn": 0.5}
+    plain_views, cropped = (
+        drawn.draw(
+            ViewsConfig(**settings, crop_scale=scale), 50, 32, torch.Generator().manual_seed(0), torch.device("cpu")
+        )
+        for scale in (None, (0.08, 1.0))
+    )
+    assert torch.equal(plain_views.numbers[4:], cropped.numbers[4:])
+    assert torch.equal(plain_views.order, cropped.order)
+    assert torch.equal(plain_views.sigma, cropped.sigma)
+
+
+@pytest.mark.parametrize(("side", "kernel"), [(224, 13), (96, 5), (32, 1), (64, 3), (112, 7), (16, 0)])
 def test_blur_kernel_is_the_papers_share_of_the_side(side, kernel):
     assert drawn.blur_kernel_size(0.06, side) == kernel
 

@@ -135,15 +135,28 @@ class OptimiserConfig(Section):
 
 
 class DinoConfig(Section):
-    """Settings of DINO only; the defaults are those of its paper, with fewer prototypes and local views."""
+    """Settings of DINO only. The defaults suit short trainings; docs/guide/starting-points.md has its paper's."""
 
     hidden_dim: Count = Field(2048, description="width of DINO's head")
     bottleneck_dim: Count = Field(256, description="dimension before the prototypes")
     output_dim: Annotated[int, Field(ge=2)] = Field(4096, description="number of prototypes; DINO's paper has 65536")
     student_temperature: Positive = Field(0.1, description="temperature of the student")
     teacher_temperature: Positive = Field(0.04, description="temperature of the teacher; lower is sharper")
+    teacher_warmup_epochs: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="number of first epochs in which the teacher's temperature changes from first_teacher_temperature",
+    )
+    first_teacher_temperature: Positive = Field(
+        0.04, description="temperature of the teacher in the first epoch of its warm-up"
+    )
     centre_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.9, description="momentum of the teacher's mean output"
+    )
+    norm_last_layer: bool = Field(
+        default=True, description="keep all prototypes at length one; DINO's paper does not do so for a small ViT"
+    )
+    frozen_epochs: Annotated[int, Field(ge=0)] = Field(
+        0, description="number of first epochs in which the prototypes are not trained"
     )
     local_views: Annotated[int, Field(ge=0)] = Field(
         2, description="number of small crops of a tile, besides its two views"
@@ -168,6 +181,17 @@ class PretrainConfig(OptimiserConfig):
     warmup_epochs: Annotated[int, Field(ge=0)] = Field(
         0, description="number of first epochs in which the learning rate rises from zero"
     )
+    weight_decay_end: Annotated[float, Field(ge=0)] | None = Field(
+        None,
+        description="weight decay after the last step, which it reaches along a cosine; null: it stays the same; "
+        "needs adamw",
+    )
+    decay_biases: bool = Field(
+        default=True, description="weight decay also of biases and norm layers, not of matrices only; false needs adamw"
+    )
+    gradient_clip: Positive | None = Field(
+        None, description="largest norm of the gradient of each weight tensor, as in DINO's code; null: any"
+    )
     epochs: Annotated[int, Field(ge=0)] = Field(
         600, description="passes over the training instances; 0: no pretraining"
     )
@@ -178,7 +202,8 @@ class PretrainConfig(OptimiserConfig):
     temperature: Positive = Field(0.5, description="temperature of the contrastive loss (SimCLR, MoCo)")
     momentum_encoder: Probability | None = Field(
         None,
-        description="momentum of the encoder's copy; null: MoCo 0.999; BYOL 0.99 and DINO 0.996, both rising to 1",
+        description="momentum of the encoder's copy; null: MoCo 0.999; BYOL 0.99 (its authors' for up to 300 epochs; "
+        "0.996 for 1000) and DINO 0.996, both rising to 1",
     )
     queue_size: Count = Field(4096, description="number of embeddings of earlier steps that MoCo contrasts with")
     dino: DinoConfig = Field(default_factory=DinoConfig)
@@ -205,11 +230,18 @@ class PretrainConfig(OptimiserConfig):
     def _consistent(self) -> "PretrainConfig":
         if self.optimiser == "adamw" and self.learning_rate > MOST_FOR_ADAMW:
             raise ValueError(f"learning_rate={self.learning_rate:g} suits SGD; with optimiser=adamw set about 0.0005")
+        if self.decays_apart and self.optimiser != "adamw":
+            raise ValueError("weight_decay_end and decay_biases=false need optimiser=adamw, whose decay is no gradient")
         if self.warmup_epochs > self.epochs > 0:
             raise ValueError(f"warmup_epochs ({self.warmup_epochs}) is larger than epochs ({self.epochs})")
         if self.patience is not None and self.check_every == 0:
             raise ValueError("patience counts checks of the encoder; set check_every too")
         return self
+
+    @property
+    def decays_apart(self) -> bool:
+        """Whether the weights decay apart from the optimiser, which knows one decay for all weights and steps."""
+        return self.weight_decay_end is not None or not self.decay_biases
 
 
 class AggregatorTraining(Section):
@@ -424,7 +456,11 @@ class EngineConfig(Section):
     tiles: Literal["auto", "gpu", "memory", "disk"] = Field(
         "auto", description="where decoded tiles are kept; auto: the first of GPU, host memory and disk that has room"
     )
-    tile_folder: str | None = Field(None, description="folder for tiles that are kept on disk; null: inside the cohort")
+    tile_folder: str | None = Field(
+        None,
+        description="folder for tiles that are kept on disk; null: inside the cohort; taken from --set or Python, "
+        "never from a recipe, run or study",
+    )
     record_steps: bool = Field(
         default=True,
         description="on a GPU: make views in one kernel, and record training steps as CUDA graphs to replay them",

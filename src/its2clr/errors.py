@@ -11,3 +11,7 @@ class InputError(Its2clrError, ValueError):
 
 class TrainingError(Its2clrError, RuntimeError):
     """Training cannot go on (not-a-number, collapse); the message carries advice."""
+
+
+class DiskFullError(Its2clrError, OSError):
+    """A file could not be written for want of room; the message says where, how much is needed and what to do."""

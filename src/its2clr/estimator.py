@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort
 from its2clr.errors import InputError
+from its2clr.plugins import allow_named
 
 
 class ItS2CLR:
@@ -65,6 +66,7 @@ class ItS2CLR:
             raise InputError(
                 f"fit takes a whole cohort, got {len(cohort)} bags of {folder}; write the splits you want into a cohort"
             )
+        allow_named(self.overrides or {})
         stages = open_run(self.run, folder, self.recipe, self.overrides or {}, quiet=not self.verbose)
         stages.fit()
         self.__dict__.pop("_stages", None)
@@ -128,7 +130,9 @@ class ItS2CLR:
         from its2clr.run.opening import open_run
 
         self._refuse_model_file()
-        stages = open_run(self.run, quiet=not self.verbose)
+        allow_named(self.overrides or {})
+        given = {key: value for key, value in (self.overrides or {}).items() if key.startswith("engine.")}
+        stages = open_run(self.run, overrides=given, quiet=not self.verbose)
         if stages.run.done(f"aggregate {REFINED}") is None:
             raise InputError(f"{self.run}: this model is not fitted yet; call fit first")
         return stages
@@ -161,7 +165,7 @@ class ItS2CLR:
         if self._deployed is not None:
             model, engine = self._deployed
             return score_bags(model, bags, engine)
-        return Scores.of(self._stages.aggregate(self._stages.usual_encoder()), self._features(bags)[0])
+        return Scores.of(self._stages.aggregators(self._stages.usual_encoder()), self._features(bags)[0])
 
 
 def _opened(cohort: str | Path | Cohort) -> Cohort:

@@ -38,12 +38,26 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
         raise InputError(f"recipe {recipe}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise InputError(f"recipe {recipe}: expected keys and values, got {type(values).__name__}")
+    engine = values.get("engine")
+    if isinstance(engine, Mapping) and engine.get("tile_folder") is not None:
+        raise InputError(
+            f"recipe {recipe}: engine.tile_folder is where its2clr writes on this machine, which a file does not say; "
+            "remove it from there, and give it after --set"
+        )
     return values
 
 
 @cache
 def _parsed(text: str) -> Any:
     return yaml.safe_load(text)
+
+
+def without_folders(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without `engine.tile_folder`: only the user says where to write, never a recipe, run or study."""
+    engine = values.get("engine")
+    if not isinstance(engine, Mapping):
+        return dict(values)
+    return {**values, "engine": {key: value for key, value in engine.items() if key != "tile_folder"}}
 
 
 def resolve_config(

@@ -4,7 +4,6 @@ No training step decodes anything. Size and free memory, or the setting `engine.
 the log says which.
 """
 
-import hashlib
 import math
 from collections import deque
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from torch import Tensor
 from its2clr.cohort import Cohort, load_tiles
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
-from its2clr.files import atomic_path, hash_files
+from its2clr.files import atomic_path, reserve
 from its2clr.wording import readable_size
 
 Tier = Literal["gpu", "memory", "disk"]
@@ -38,19 +37,20 @@ class TileStore:
 
     Args:
         images: (N, 3, S, S) uint8, or features (N, D) float32, on any device.
+        content: Hash of the tiles they were decoded from (`Identity.tiles`); None if they are of no cohort.
     """
 
-    def __init__(self, images: Tensor) -> None:
-        self.images = images
+    def __init__(self, images: Tensor, content: str | None = None) -> None:
+        self.images, self.content = images, content
 
     @classmethod
     def from_cohort(cls, cohort: Cohort, engine: Engine) -> "TileStore":
         """Decode a cohort's tiles in parallel, or take them from the engine's memory if they are there."""
-        key = (cohort.path.resolve(), tuple(cohort.bags["bag_id"]))
+        key = engine.on_writer(lambda: cohort.identity().tiles)
         if engine.memory is not None and key in engine.memory:
             kept: TileStore = engine.memory[key]
             return kept
-        store = cls(_decoded(cohort, engine))
+        store = cls(_decoded(cohort, engine, key), key)
         if engine.memory is not None:
             while len(engine.memory) >= SPLITS_KEPT:
                 engine.memory.pop(next(iter(engine.memory)))
@@ -170,13 +170,13 @@ def available_memory() -> float:
     return float(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else math.inf
 
 
-def _decoded(cohort: Cohort, engine: Engine) -> Tensor:
+def _decoded(cohort: Cohort, engine: Engine, content: str) -> Tensor:
     shape, dtype = (cohort.n_instances, *cohort.instance_shape), np.dtype(cohort.instance_dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     tier = engine.broadcast(choose_tier(nbytes, engine))
     what = f"tiles: {shape[0]} of {shape[2]} px" if cohort.kind == "tiles" else f"features: {shape[0]} of {shape[1]}"
     if tier == "disk":
-        path = mapped_file(cohort, engine)
+        path = mapped_file(cohort, engine, content)
         engine.say(f"{what} ({readable_size(nbytes)}) in {path}")
         return torch.from_numpy(np.memmap(path, dtype=dtype, mode="c", shape=shape))
     images = np.empty(shape, dtype=dtype)
@@ -186,18 +186,21 @@ def _decoded(cohort: Cohort, engine: Engine) -> Tensor:
     return torch.from_numpy(images).to(engine.device if tier == "gpu" else "cpu")
 
 
-def mapped_file(cohort: Cohort, engine: Engine) -> Path:
-    """The file of a cohort's decoded tiles; the first process writes it if it does not exist yet."""
-    bags = hashlib.sha256("\n".join(cohort.bags["bag_id"]).encode()).hexdigest()[:12]
-    of_cohort = hash_files(cohort.path / "bags.csv", cohort.path / "cohort.json")[:12]
+def mapped_file(cohort: Cohort, engine: Engine, content: str) -> Path:
+    """The file of a cohort's decoded tiles; the first process writes it if it does not exist yet.
+
+    Its name is the hash of the tiles it was decoded from, so other tiles are never taken for these.
+    """
     folder = Path(engine.tile_folder) if engine.tile_folder is not None else cohort.path / "decoded"
     shape, dtype = (cohort.n_instances, *cohort.instance_shape), np.dtype(cohort.instance_dtype)
-    path = folder / f"{of_cohort}-{bags}.{dtype}"
+    path = folder / f"{content}.{dtype}"
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as temporary:
-            tiles = np.memmap(temporary, dtype=dtype, mode="w+", shape=shape)
+        nbytes = math.prod(shape) * dtype.itemsize
+        with atomic_path(path, nbytes) as temporary:
+            reserve(temporary, nbytes)
+            tiles = np.memmap(temporary, dtype=dtype, mode="r+", shape=shape)
             _decode_into(cohort, tiles, engine)
             tiles.flush()
 

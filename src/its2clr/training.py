@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from its2clr.config import OptimiserConfig, PretrainConfig, RefineConfig
 from its2clr.encoders.adapter import FeatureAdapter, FeatureViews
@@ -85,6 +86,7 @@ class TrainingStep:
         crops: More views of each tile; None: the two views only.
         records: Whether the step may be recorded and the network compiled. This requires that they neither look at
             values nor move what they keep.
+        edit_gradients: Called in every step before the optimiser uses the gradients; None: they are used as they are.
 
     Attributes:
         network: The network as it was set up.
@@ -105,6 +107,7 @@ class TrainingStep:
         *,
         crops: LocalCrops | None = None,
         records: bool = True,
+        edit_gradients: Callable[[], None] | None = None,
     ) -> None:
         if records and engine.compiles(2 * steps * batch_size * tiles.side**2):
             network.compile(dynamic=False)
@@ -119,7 +122,12 @@ class TrainingStep:
         )
         self._objective = objective
         self._feed = tiles.feed(batch_size // engine.world_size, engine.device)
-        self._crops = crops
+        self._crops, self._edit_gradients = crops, edit_gradients
+        self._clip: float | None = None
+        self._decayed: list[nn.Parameter] = []
+        if isinstance(config, PretrainConfig):
+            self._clip, self._decayed = config.gradient_clip, weights_that_decay(network, config)
+        self._decay = torch.zeros((), device=engine.device)  # a recorded step reads it anew in every replay
         self.replays = records and engine.records_steps and engine.world_size == 1
         self._recorded = Recorded(self._step, [self.views.generator])
 
@@ -128,9 +136,14 @@ class TrainingStep:
         return self._feed(indices)
 
     def __call__(
-        self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None, rate: float
+        self, rows: Tensor, labels: Tensor | None, anchors: Tensor | None, rate: float, decay: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Train on the tiles of a step; returns loss and embeddings, valid until the next step."""
+        """Train on the tiles of a step; returns loss and embeddings, valid until the next step.
+
+        `decay` is the weight decay of weights that decay apart from the optimiser.
+        """
+        if self._decayed:
+            self._decay.fill_(rate * decay)
         for group in self.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -155,8 +168,23 @@ class TrainingStep:
         loss = self._objective(embeddings.float(), _both_views(labels), _both_views(anchors))
         self.optimiser.zero_grad(set_to_none=True)
         self.engine.backward(loss)
+        if self._clip is not None:
+            for weight in self.network.parameters():  # each by itself, as in DINO's code
+                clip_grad_norm_(weight, self._clip)
+        if self._edit_gradients is not None:
+            self._edit_gradients()
+        if self._decayed:
+            self._decay_weights()
         self.optimiser.step()
         return loss.detach(), embeddings.detach()
+
+    @torch.no_grad()
+    def _decay_weights(self) -> None:
+        """As AdamW does: before its step, and only weights that have a gradient."""
+        kept = 1 - self._decay
+        for weight in self._decayed:
+            if weight.grad is not None:
+                weight.mul_(kept)
 
 
 def train_epoch(
@@ -166,6 +194,7 @@ def train_epoch(
     keys: tuple[int | str, ...],
     after_step: Callable[[int], None] | None = None,
     spread_of: Callable[[Tensor], float] = embedding_spread,
+    decays: list[float] | None = None,
 ) -> EpochResult:
     """Train one epoch; every process takes its share of each batch.
 
@@ -176,6 +205,7 @@ def train_epoch(
         keys: Seed, stage and epoch; the random views are derived from them.
         after_step: Called after every step with its number in the epoch, from 0.
         spread_of: Measures how far the embeddings of the last step are spread.
+        decays: Weight decay of every step; only used for weights that decay apart from the optimiser.
 
     Raises:
         TrainingError: The loss is not a number.
@@ -194,7 +224,8 @@ def train_epoch(
         for number, rows in enumerate(step.batches(mine.indices)):
             labels = None if mine.labels is None else mine.labels[number]
             anchors = None if mine.anchors is None else mine.anchors[number]
-            loss, embeddings = step(rows, labels, anchors, learning_rates[number])
+            decay = 0.0 if decays is None else decays[number]
+            loss, embeddings = step(rows, labels, anchors, learning_rates[number], decay)
             losses[number] = loss
             if after_step is not None:
                 after_step(number)
@@ -221,10 +252,20 @@ def cosine_or_constant(
     after = epoch - constant_epochs
     if config.schedule == "constant" or after < 0:
         return [config.learning_rate] * steps
-    return [
-        config.learning_rate * 0.5 * (1 + math.cos(math.pi * (after * steps + step) / (epochs * steps)))
-        for step in range(steps)
-    ]
+    return [config.learning_rate * left for left in _cosine(after, epochs, steps)]
+
+
+def weight_decays(config: PretrainConfig, epoch: int, steps: int) -> list[float]:
+    """Weight decay of every step of an epoch (counted from 0); it reaches its end after the last step."""
+    start, end = config.weight_decay, config.weight_decay_end
+    if end is None:
+        return [start] * steps
+    return [end + (start - end) * left for left in _cosine(epoch, config.epochs, steps)]
+
+
+def _cosine(epoch: int, epochs: int, steps: int) -> list[float]:
+    """Falls from one to zero along a cosine over all epochs; the values at the steps of one epoch."""
+    return [0.5 * (1 + math.cos(math.pi * (epoch * steps + step) / (epochs * steps))) for step in range(steps)]
 
 
 def warmed_up(rates: list[float], epoch: int, warmup_epochs: int) -> list[float]:
@@ -245,9 +286,17 @@ def make_optimiser(network: nn.Module, config: OptimiserConfig, engine: Engine) 
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     fused = records or None
     if isinstance(config, PretrainConfig) and config.optimiser == "adamw":
-        betas, decay = (config.momentum, 0.999), config.weight_decay
+        betas, decay = (config.momentum, 0.999), 0.0 if config.decays_apart else config.weight_decay
         return torch.optim.AdamW(parameters, rate, betas, weight_decay=decay, fused=fused, capturable=records)
     return torch.optim.SGD(parameters, lr=rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused)
+
+
+def weights_that_decay(network: nn.Module, config: PretrainConfig) -> list[nn.Parameter]:
+    """Weights that the step makes decay; none if the optimiser does it."""
+    if not config.decays_apart:
+        return []
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return [parameter for parameter in trained if config.decay_biases or parameter.ndim > 1]
 
 
 def _both_views(values: Tensor | None) -> Tensor | None:

@@ -1,13 +1,16 @@
 """The one driver that makes cohorts, with bags of a kind that exists only here: so many grey tiles each."""
 
 import csv
+import errno
 import hashlib
 import io
+import os
 from functools import partial
 
 import pandas as pd
 import pytest
 from PIL import Image
+from tests.test_files import killed_while_writing
 
 from its2clr.cohort import Cohort, CohortInfo, LeftOut, tile_path
 from its2clr.cohort.manifest import BagTable
@@ -23,7 +26,7 @@ from its2clr.cohort.packing import (
     whole_tile_file,
 )
 from its2clr.cohort.tiles import write_tile_file
-from its2clr.errors import InputError
+from its2clr.errors import DiskFullError, InputError
 
 FRACTIONS = (0.4, 0.3, 0.3)
 
@@ -130,6 +133,25 @@ def test_what_is_whole_is_kept_and_only_the_rest_is_packed(greys):
     assert greys.packed == ["train0", "val1", "test0"]
     assert (summary.n_packed, summary.n_skipped, summary.n_instances) == (3, 3, 19)
     assert greys.progress == [(3, 6), (4, 6), (5, 6), (6, 6)]
+
+
+def test_a_full_disk_leaves_what_is_whole_and_the_same_call_goes_on(greys, monkeypatch):
+    def write(number, content, place):
+        if len(list(greys.out.glob("tiles/*.h5"))) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(number, content, place)
+
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(DiskFullError, match=r"tiles: no space left .*val0\.h5"):
+        greys.make()
+    monkeypatch.undo()
+    assert sorted(path.name for path in (greys.out / "tiles").iterdir()) == ["train0.h5", "train1.h5"]
+    left = killed_while_writing(tile_path(greys.out, "val0"))  # and then a process was killed, too
+    greys.packed = []
+    assert greys.make().summary.n_skipped == 2
+    assert greys.packed == ["val0", "val1", "test0", "test1"]
+    assert not left.exists()
 
 
 def test_the_work_is_given_to_whoever_does_it_and_comes_back_in_any_order(greys):

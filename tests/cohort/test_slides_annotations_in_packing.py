@@ -161,18 +161,12 @@ def test_a_changed_annotation_is_read_again(manifest, tmp_path):
 
 
 def test_a_cohort_with_annotations_has_instance_labels(manifest, tmp_path, monkeypatch):
-    from contextlib import contextmanager
-
     from its2clr.cohort.slides import slide_cohort
 
-    @contextmanager
-    def here(scheduler, workers):
-        yield None
+    def here(work, items, **_):
+        return ((name, work(items[name])) for name in items)
 
-    monkeypatch.setattr(slide_cohort, "connect", here)
-    monkeypatch.setattr(
-        slide_cohort, "map_on_workers", lambda _, work, items: ((name, work(items[name])) for name in items)
-    )
+    monkeypatch.setattr(slide_cohort, "spread", here)
     text = manifest.read_text().replace(",annotation", ",annotation,split")
     for number in range(4, 6):
         write_plain(manifest.parent / f"{number}.tif", draw(256, 192, seed=number))

@@ -23,10 +23,10 @@ WRITERS = (write_pyramid, write_ome, write_plain)
 @pytest.fixture(scope="module")
 def scheduler():
     """The address of a Dask scheduler with two workers."""
-    from its2clr.cohort.slides.cluster import connect
+    from distributed import LocalCluster
 
-    with connect(workers=2) as client:
-        yield client.scheduler.address
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
+        yield cluster.scheduler_address
 
 
 @pytest.fixture

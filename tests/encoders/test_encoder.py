@@ -89,6 +89,7 @@ def test_saved_networks_come_back_equal(network, tmp_path):
     [
         ({"name": "resnet81"}, "did you mean 'resnet"),
         ({"name": "resnet18", "options": {"width": 3}}, "options"),
+        ({"options": {"checkpoint_path": "theirs.pth"}}, r"options\.checkpoint_path: give weights as encoder\.weights"),
     ],
 )
 def test_a_wrong_name_or_option_is_said(config, message):

@@ -9,12 +9,19 @@ import torch
 from tests.conftest import TINY
 from tests.end_to_end.commands import ROOT
 
+from its2clr import plugins
 from its2clr.aggregators import create_aggregator
 from its2clr.errors import InputError
-from its2clr.plugins import import_plugins
+from its2clr.plugins import allow_named, import_plugins
 from its2clr.run.evaluation import evaluate
 from its2clr.run.opening import open_run
 from its2clr.run.results_file import results_rows
+
+
+@pytest.fixture(autouse=True)
+def _nothing_allowed(monkeypatch):
+    monkeypatch.setattr(plugins, "_allowed", set())
+
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
@@ -40,6 +47,7 @@ def settings(plugin) -> list[str]:
 
 
 def test_the_example_trains_and_goes_on(tiny_cohort, settings, tmp_path):
+    allow_named(settings)
     stages = open_run(tmp_path / "run", tiny_cohort, "demo", [*TINY, *settings], quiet=True)
     stages.fit()
     rows = results_rows(evaluate(stages))
@@ -53,6 +61,7 @@ def test_a_pretraining_method_nobody_registered_is_said_with_its_closest(tiny_co
 
 
 def test_the_example_keeps_the_contract(plugin):
+    plugins.allow_plugins([str(plugin)])
     import_plugins([str(plugin)])
     torch.manual_seed(0)
     aggregator = create_aggregator("log_sum_exp", 8, sharpness=3.0)
@@ -69,6 +78,7 @@ def test_the_example_keeps_the_contract(plugin):
 
 
 def test_mistakes_in_plugins_are_said(tmp_path):
+    plugins.allow_plugins()
     with pytest.raises(InputError, match="there is no file"):
         import_plugins([str(tmp_path / "absent.py")])
     broken = tmp_path / "broken.py"

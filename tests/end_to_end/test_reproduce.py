@@ -13,6 +13,7 @@ from tests.conftest import TINY
 from tests.end_to_end.commands import command, environment, its2clr
 from tests.end_to_end.test_promises import change_labels
 
+from its2clr import plugins as plugins_module
 from its2clr.cohort import Cohort
 from its2clr.experiments.execute import LOST, Task, execute
 from its2clr.experiments.plan import Job
@@ -168,7 +169,8 @@ def still_alive(group, seconds=10):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_workers_and_the_same_command_goes_on(tiny_cohort, tmp_path):
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_slurm_end_all_workers_and_the_same_command_goes_on(tiny_cohort, tmp_path, stop, code):
     out = tmp_path / "out"
     words = command(
         "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", tiny_cohort, "--out", out, "--workers", 2
@@ -183,10 +185,14 @@ def test_ctrl_c_ends_all_workers_and_the_same_command_goes_on(tiny_cohort, tmp_p
         if line.startswith("[1/"):
             break
     for _ in range(2):  # an impatient user
-        os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=60) == 130
-    assert "Traceback" not in process.stdout.read()
+        os.killpg(process.pid, stop)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert not {word for word in ("Traceback", "FAILED") if word in said}, said
+    assert "the same command goes on where it stopped" in said
     assert not still_alive(process.pid)
+    if stop == signal.SIGTERM:
+        return
     assert words[-1] == "2"
     its2clr(*words[3:-1], 1)
     assert pd.read_csv(out / "app-hyperparameter" / "table.csv")["ours"].notna().all()
@@ -208,8 +214,9 @@ def test_workers_end_with_a_killed_parent(tiny_cohort, tmp_path):
     assert not still_alive(process.pid, seconds=20)
 
 
-def test_a_lost_worker_costs_its_task_only(tmp_path):
+def test_a_lost_worker_costs_its_task_only(tmp_path, monkeypatch):
     """Tasks that kill their own process, by way of a plugin, beside one that is well."""
+    monkeypatch.setattr(plugins_module, "_allowed", {str(tmp_path / "deadly.py")})
     plugin = tmp_path / "deadly.py"
     plugin.write_text("import os\nos.kill(os.getpid(), 9)\n")
     base = resolve_config("demo", TINY).model_dump(mode="json")
@@ -226,7 +233,8 @@ def test_a_lost_worker_costs_its_task_only(tmp_path):
     assert "InputError" in reasons[2]  # there is no such cohort, but its worker lived to say so
 
 
-def test_a_failed_task_leaves_no_process_to_the_next(tmp_path):
+def test_a_failed_task_leaves_no_process_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins_module, "_allowed", {str(tmp_path / "failing.py")})
     plugin = tmp_path / "failing.py"
     plugin.write_text(
         f"import os\nopen({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}} ')\nraise ValueError\n"

@@ -5,19 +5,20 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
-import dask
-import distributed  # noqa: F401 - brings its settings before they are changed
 import numpy as np
 import psutil
 import pytest
 from tests.cohort.slide_files import draw, write_pyramid
+from tests.cohort.work_for_others import always_die, die_once, fail, where_it_runs
 from tests.conftest import TINY
 from tests.end_to_end.commands import command, environment, its2clr
+from tests.test_files import killed_while_writing
 
 from its2clr.cohort import Cohort, read_tiles, tile_path
-from its2clr.cohort.slides.cluster import WorkersDied, connect, map_on_workers
+from its2clr.cohort.slides import cluster
+from its2clr.cohort.slides.cluster import WorkersDied, spread
+from its2clr.errors import InputError
 
 pytestmark = pytest.mark.xdist_group("slides")
 OPTIONS = ["--magnification", 20, "--tile-size", 32, "--workers", 2]
@@ -60,13 +61,14 @@ def wait_for_tile_files(out, process, count):
 
 
 def is_worker(words):
-    return "spawn_main" in words or words.startswith("dask worker")  # where setproctitle is installed
+    return "spawn_main" in words
 
 
 def content(out):
     files = [path for path in out.rglob("*") if path.is_file()]
     assert not [path for path in files if path.name.startswith(".")]
-    return {path.relative_to(out): path.read_bytes() for path in files}
+    stable = [path for path in files if path.name != "content.json"]  # which holds times
+    return {path.relative_to(out): path.read_bytes() for path in stable}
 
 
 @pytest.mark.slow
@@ -97,36 +99,40 @@ def test_a_killed_command_goes_on_where_it_stopped(undisturbed, tmp_path):
     assert not (out / "bags.csv").exists()
     done = {path: path.stat().st_mtime_ns for path in out.glob("tiles/*.h5")}
     assert 3 <= len(done) < 12
-    (out / "tiles" / ".7.h5.999-0123abcd.part").write_bytes(b"half a file")
+    killed_while_writing(tile_path(out, "7"))
     output = its2clr("cohort", "slides", manifest, out, *OPTIONS).stdout
     assert f"12 slides ({12 - len(done)} tiled, {len(done)} there)" in output
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert content(out) == content(expected)
 
 
-def die_once(place):
-    """Kill the worker the first time; give back which try this is."""
-    marker = Path(place)
-    if not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "second try"
-
-
-def always_die(place):
-    if place == "bad":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return place
-
-
 @pytest.mark.slow
-def test_a_piece_is_tried_again_and_a_deadly_one_given_up(tmp_path):
-    with dask.config.set({"distributed.scheduler.allowed-failures": 1}), connect(workers=2) as client:
-        found = dict(map_on_workers(client, die_once, {"a": str(tmp_path / "a")}))
-        assert found == {"a": "second try"}
-        found = dict(map_on_workers(client, always_die, {name: name for name in ("x", "bad", "y", "z")}))
+def test_a_piece_is_tried_again_and_a_deadly_one_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "MOST_DEATHS", 1)
+    assert dict(spread(die_once, {"a": str(tmp_path / "a")}, workers=2)) == {"a": "second try"}
+    found = dict(spread(always_die, {name: name for name in ("x", "bad", "y", "z")}, workers=2))
     assert isinstance(found.pop("bad"), WorkersDied)
     assert found == {"x": "x", "y": "y", "z": "z"}
+
+
+def test_no_other_user_can_give_work_to_the_workers(tmp_path):
+    ports = set()
+    for _, (worker, threads, on_interrupt) in spread(where_it_runs, dict.fromkeys("abc"), workers=2):
+        for process in (psutil.Process(), psutil.Process(worker)):
+            ports |= {one.laddr for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN}
+        assert worker != os.getpid()
+        assert (threads, on_interrupt) == ("1", signal.SIG_IGN)
+    assert not ports
+
+
+def test_an_error_ends_the_work_and_says_where_it_was():
+    with pytest.raises(OSError, match="the disk is full") as stop:
+        list(spread(fail, {"a": "plain"}, workers=1))
+    assert "in fail" in stop.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="NotToBeSentError: something else"):
+        list(spread(fail, {"a": "other"}, workers=1))
+    with pytest.raises(InputError, match="at least 1"):
+        list(spread(fail, {"a": "plain"}, workers=0))
 
 
 @pytest.mark.slow

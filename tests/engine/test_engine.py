@@ -1,14 +1,19 @@
 import json
 import math
+import signal
 from dataclasses import dataclass
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.conftest import TINY
+from tests.test_files import killed_while_writing
 from torch import nn
 
 from its2clr.encoders.encoder import create_encoder
 from its2clr.encoders.weights import create_network
+from its2clr.engine import checkpoint as checkpoint_module
 from its2clr.engine.checkpoint import load_checkpoint, save_checkpoint
 from its2clr.engine.devices import Engine, share_batch_norm
 from its2clr.engine.guard import PATIENCE, CollapseGuard, embedding_spread, looks_stuck
@@ -255,25 +260,46 @@ def test_the_first_process_s_failure_is_raised():
         engine.on_writer(fail)
 
 
-def test_a_cohort_that_changed_is_refused(run):
-    run.cohort.mkdir()
-    for name in ("bags.csv", "cohort.json"):
-        (run.cohort / name).write_text("one")
-    (run.path / "checkpoints").mkdir()
-    run.check_cohort(32)
-    reopen(run).check_cohort(32)
-    assert reopen(run).tile_size() == 32
-    (run.cohort / "bags.csv").write_text("two")
-    with pytest.raises(InputError, match="has changed since"):
-        reopen(run).check_cohort(32)
+def test_a_command_beside_a_training_leaves_what_that_is_writing(run):
+    left = killed_while_writing(run.checkpoint("refine"))
+    with atomic_path(run.checkpoint("refine")) as being_written:
+        being_written.write_text("half")
+        reopen(run)  # as `its2clr report` does
+        assert being_written.exists()
+        assert not left.exists()
+    assert run.checkpoint("refine").read_text() == "half"
 
 
-def test_half_written_files_of_a_killed_run_are_removed(run):
-    leftover = run.path / "checkpoints" / ".refine.safetensors.12-ab.part"
-    leftover.parent.mkdir()
-    leftover.write_text("half")
-    reopen(run)
-    assert not leftover.exists()
+def test_numbers_are_in_the_event_file_at_once_and_repeated_epochs_are_forgotten(run):
+    run.log("pretrain", 1, 9, {"loss": 0.5})
+    run.log("pretrain", 2, 9, {"loss": 0.25, "spread": 1.0})
+    run.forget_after("pretrain", 1)
+    run.log("pretrain", 2, 9, {"loss": 0.125})
+    events = EventAccumulator(str(run.path / "tensorboard" / "pretrain"))
+    events.Reload()
+    assert [(one.step, one.value) for one in events.Scalars("pretrain/loss")] == [(1, 0.5), (2, 0.125)]
+
+
+def test_a_training_that_is_stopped_says_which_epoch_is_saved(run, capsys):
+    run.engine.bars.enabled = True
+    network = nn.Linear(2, 2)
+    state = TrainingState(run, "refine", network, torch.optim.SGD(network.parameters(), lr=0.1), Found())
+    for epoch, said in ((0, "refine: no epoch is saved yet"), (3, "refine: saved after epoch 3")):
+        state.resume() if epoch == 0 else state.save(epoch, last=True)
+        with pytest.raises(KeyboardInterrupt), run.lock():
+            raise KeyboardInterrupt
+        assert said in capsys.readouterr().out
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_waits_for_it(tmp_path, monkeypatch):
+    def save(*arguments, **others):
+        signal.raise_signal(signal.SIGINT)
+        save_file(*arguments, **others)
+
+    monkeypatch.setattr(checkpoint_module, "save_file", save)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path / "a.safetensors", {"x": torch.ones(3)}, {"epoch": 4})
+    assert load_checkpoint(tmp_path / "a.safetensors")[1] == {"epoch": 4}
 
 
 def test_a_damaged_config_is_said(run):

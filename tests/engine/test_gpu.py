@@ -6,8 +6,9 @@ import weakref
 import pytest
 import torch
 from tests.conftest import TINY
+from tests.test_training import ROWS, STILL, Line, cubes, tiles
 
-from its2clr.config import DinoConfig, EngineConfig
+from its2clr.config import DinoConfig, EngineConfig, PretrainConfig
 from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import create_network
 from its2clr.engine.checkpoint import load_optimiser, optimiser_tensors
@@ -57,6 +58,24 @@ def test_a_recorded_step_is_the_plain_one():
     assert train(recorded, 4) == pytest.approx(train(plain, 4), rel=1e-3)
     for one, other in zip(network.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+def test_a_recorded_step_clips_gradients_and_has_the_weight_decay_of_each_step():
+    """Recorded at the fourth step, with other rates and decays in every step."""
+    engine = Engine(EngineConfig(accelerator="cuda", precision="32-true"))
+    engine.bars.enabled = False
+    settings = {"optimiser": "adamw", "learning_rate": 0.01, "weight_decay_end": 9.0, "decay_biases": False}
+    config = PretrainConfig(views=STILL, gradient_clip=10, **settings)
+    rates, decays = [0.01 * (1 + number % 3) for number in range(9)], [float(number) for number in range(9)]
+    found = []
+    for replays in (True, False):
+        step = TrainingStep(Line(), tiles(), cubes, config, 4, 9, engine)
+        assert step.replays
+        step.replays = replays
+        train_epoch(step, Batches(ROWS.repeat(3, 1)), rates, (0, "pretrain", 1), decays=decays)
+        found.append([parameter.detach() for parameter in step.network.parameters()])
+    torch.testing.assert_close(*found)
+    assert not torch.allclose(found[0][0].cpu(), Line().matrix)
 
 
 @pytest.mark.parametrize("name", ["simclr", "moco", "byol", "dino", "bag_labels"])

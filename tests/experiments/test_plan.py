@@ -1,13 +1,22 @@
 """What is shared is run once: the same training, asked for by several cells, is one job."""
 
+import re
+import shutil
 from pathlib import Path
 
+import h5py
 import pytest
+import yaml
+from tests.viewer.viewer_runs import write_cohort
 
+from its2clr.cohort import tile_path
+from its2clr.config import DinoConfig
 from its2clr.errors import InputError
 from its2clr.experiments.plan import Planner
 from its2clr.experiments.spec import Cell, Resampling, experiments, read_budget, starts
+from its2clr.settings import flatten, resolve_config
 
+ROOT = Path(__file__).parents[2]
 COHORT = {"": Path("/cohorts/mine")}
 
 
@@ -50,6 +59,31 @@ def test_a_start_is_run_though_no_cell_shows_it(planner):
     assert (start.stage, job.stage) == ("pretrain", "refine")
     assert planner.config(job).pretrain.start == str(planner.folder(start).absolute())
     assert planner.config(start).pretrain.start is None
+
+
+def test_dino_has_its_authors_settings_at_the_papers_budget_as_the_guide_says():
+    page = (ROOT / "docs" / "guide" / "starting-points.md").read_text(encoding="utf-8")
+    (block,) = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "dino" in text]
+    planner = Planner(read_budget("paper"), COHORT, None, {})
+    found = planner.config(planner.job(Cell(method="its2clr", start="dino_vit"), 0).start)
+    assert (found.pretrain, found.encoder.name, found.encoder.options) == (
+        resolve_config("camelyon16", flatten(block)).pretrain,
+        block["encoder"]["name"],
+        block["encoder"]["options"],
+    )
+    assert found.pretrain.learning_rate == 0.0005 * found.pretrain.batch_size / 256
+
+
+@pytest.mark.parametrize("budget", ["smoke", "quick"])
+def test_dino_has_none_of_its_settings_for_long_trainings_at_smaller_budgets(budget):
+    planner = Planner(read_budget(budget), COHORT, None, {})
+    found = planner.config(planner.job(Cell(method="its2clr", start="dino_vit"), 0).start).pretrain
+    assert found.views == planner.base.pretrain.views
+    assert (found.learning_rate, found.weight_decay, found.weight_decay_end) == (0.0005, 0.04, None)
+    assert (found.decay_biases, found.gradient_clip) == (True, None)
+    small = ("hidden_dim", "bottleneck_dim", "output_dim", "local_views")
+    assert found.dino == DinoConfig(**{name: getattr(found.dino, name) for name in small})
+    assert found.dino.output_dim <= 512
 
 
 def test_another_encoder_is_another_start(planner):
@@ -104,22 +138,26 @@ def test_what_a_stage_does_not_look_at_does_not_change_its_name():
     assert name({"pretrain.epochs": 3}, start=True) != name(start=True)
 
 
-def test_a_cohort_that_changed_is_another(tmp_path):
-    cohort = tmp_path / "c"
-    cohort.mkdir()
-    (cohort / "bags.csv").write_text("a")
-    (cohort / "cohort.json").write_text("{}")
-    first = name(cohort={"": cohort})
-    planner = Planner(read_budget("smoke"), {"": cohort}, None, {})
-    resampled = planner.resampled(planner.job(Cell(method="its2clr", cohort="sub_bags"), 0))
-    (cohort / "bags.csv").write_text("b")
-    assert name(cohort={"": cohort}) != first
-    planner = Planner(read_budget("smoke"), {"": cohort}, None, {})
-    assert planner.resampled(planner.job(Cell(method="its2clr", cohort="sub_bags"), 0)) != resampled
-    other = tmp_path / "other" / "c"  # the same name elsewhere
-    other.mkdir(parents=True)
-    (other / "bags.csv").write_text("b")
-    (other / "cohort.json").write_text("{}")
+@pytest.mark.parametrize("what", ["images", "labels", "bags.csv"])
+def test_a_cohort_that_changed_is_another(tmp_path, what):
+    cohort, other = tmp_path / "c", tmp_path / "other" / "c"  # the same name elsewhere
+    write_cohort(cohort, [f"bag {number}" for number in range(6)])
+    shutil.copytree(cohort, other)
+
+    def names():
+        planner = Planner(read_budget("smoke"), {"": cohort}, None, {})
+        job = planner.job(Cell(method="its2clr", cohort="sub_bags"), 0)
+        return {planner.folder(job), planner.folder(job.start), planner.resampled(job)}
+
+    before = names()
+    assert names() == before
+    if what == "bags.csv":
+        path = cohort / what
+        path.write_text(path.read_text().replace("bag 4,0", "bag 4,1"))
+    else:
+        with h5py.File(tile_path(cohort, "bag 3"), "r+") as file:
+            file[what][-20 if what == "images" else 0] ^= 1
+    assert not names() & before
     assert name(cohort={"": other}) != name(cohort={"": cohort})
 
 

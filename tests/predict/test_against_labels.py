@@ -191,7 +191,7 @@ def test_tables_of_instances_that_cannot_be_used(folder, write, table, message):
 
 def test_folders_that_hold_no_predictions(folder, write, tmp_path):
     table = write(bag_table())
-    with pytest.raises(InputError, match=r"not a folder of predictions \(it has no predictions.csv\)"):
+    with pytest.raises(InputError, match=r"not a folder of predictions \(it has no prediction.json\)"):
         score(tmp_path, table)
     bags = pd.read_csv(folder / "predictions.csv", dtype=str, keep_default_na=False)
     for broken, message in (

@@ -1,8 +1,10 @@
 import json
 import math
 import pickle
+import sys
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,8 @@ from its2clr import ItS2CLR
 from its2clr.aggregators import base
 from its2clr.cohort import Cohort, CohortInfo
 from its2clr.cohort.slides import SlideSettings
+from its2clr.encoders.weights import load_network
+from its2clr.engine.checkpoint import load_checkpoint, save_checkpoint
 from its2clr.errors import InputError
 from its2clr.predict.calibration import fit_calibration
 from its2clr.predict.inference import open_for_prediction
@@ -21,6 +25,7 @@ from its2clr.predict.inputs import sort_inputs
 from its2clr.predict.model_file import load_model, save_model
 from its2clr.predict.model_of_run import export_model, model_of_run, open_model
 from its2clr.predict.tiling import Tiling
+from its2clr.run.names import encoder_file
 from its2clr.run.scores import Model, RunScores
 
 PARTS = ("model.json", "encoder.safetensors", "aggregators.safetensors")
@@ -206,6 +211,56 @@ def test_what_model_json_may_not_say(parts, tmp_path):
     aggregator = {**described["aggregator"], "feature_dim": 17}
     with pytest.raises(InputError, match="do not fit the aggregator 'dsmil'"):
         load_model(write(path, changed(parts, aggregator=aggregator)))
+
+
+@pytest.fixture
+def little_memory():
+    """A gigabyte more than now, so that a network of a larger size cannot be built."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+HUGE = [
+    {"layers": [2000, 2000, 2000, 2000]},  # by many layers, 8.3 GB
+    {"channels": [8192, 8192, 16384, 16384]},  # by large ones
+    {"layers": [10**6, 2, 2, 2], "channels": [1, 1, 1, 1]},  # by very many tiny ones
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are those of Linux")
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("options", HUGE)
+def test_a_description_of_a_huge_network_takes_no_memory(parts, tmp_path, options):
+    encoder = {**json.loads(parts["model.json"])["encoder"], "options": options}
+    with pytest.raises(InputError, match=r"bad\.its2clr: .* far larger network; it was not built"):
+        load_model(write(tmp_path / "bad.its2clr", changed(parts, encoder=encoder)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are those of Linux")
+@pytest.mark.usefixtures("little_memory")
+def test_a_checkpoint_of_a_huge_network_takes_no_memory(evaluated_run, tmp_path):
+    tensors, state = load_checkpoint(encoder_file(evaluated_run, "refined"))
+    encoder = {**state["encoder"], "options": HUGE[1]}
+    save_checkpoint(tmp_path / "bad.safetensors", tensors, {**state, "encoder": encoder})
+    with pytest.raises(InputError, match=r"bad\.safetensors: .* far larger network; it was not built"):
+        load_network(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are those of Linux")
+@pytest.mark.usefixtures("little_memory")
+def test_a_description_of_a_huge_aggregator_takes_no_memory(parts, model_file, tmp_path):
+    described = json.loads(parts["model.json"])
+    aggregator = {**described["aggregator"], "feature_dim": 10**8}
+    with pytest.raises(InputError, match=r"bad\.its2clr: .* far larger network; it was not built"):
+        load_model(write(tmp_path / "bad.its2clr", changed(parts, aggregator=aggregator)))
+    trained = replace(load_model(model_file).aggregators, feature_dim=10**8)
+    with pytest.raises(InputError, match=r"aggregators \(dsmil\): .* far larger"):
+        trained.modules()
 
 
 def test_what_a_cohort_says_of_its_tiling(tmp_path):

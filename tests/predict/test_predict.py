@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -22,12 +23,15 @@ from its2clr.cohort import Cohort, read_tiles, tile_path
 from its2clr.cohort import cohort as cohort_module
 from its2clr.cohort import tiles as tiles_module
 from its2clr.cohort.canvas import open_canvas
+from its2clr.cohort.layout import write_bags
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
 from its2clr.errors import InputError
+from its2clr.maps.source import open_source
 from its2clr.predict import inference as scoring
 from its2clr.predict.model_file import join_model, load_model, save_model
 from its2clr.predict.model_of_run import export_model
 from its2clr.predict.new_bags import predict
+from its2clr.predict.prediction_folder import read_predictions
 from its2clr.predict.tiling import Tiling
 from its2clr.run.evaluation import evaluate
 from its2clr.run.opening import open_run
@@ -402,6 +406,32 @@ def test_a_call_that_fails_leaves_what_was_predicted_before(model_file, tiny_coh
     with pytest.raises(InputError, match=r"nothing could be predicted .*from an earlier call"):
         predict(model_file, broken, out, quiet=True)
     assert (out / "predictions.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_call_killed_while_it_writes_goes_on_and_gives_the_same(model_file, tiny_cohort, tmp_path, earlier):
+    out, cohort = tmp_path / "out", Cohort.open(tiny_cohort)
+    if earlier:  # of other bags: a table of each must not pass for one prediction
+        part = tmp_path / "part"
+        shutil.copytree(cohort.path, part)
+        write_bags(part, cohort.bags.iloc[:3])
+        predict(model_file, part, out, quiet=True)
+    child = os.fork()
+    if child == 0:
+        pd.DataFrame.to_csv = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # the table after the instances
+        predict(model_file, tiny_cohort, out, quiet=True)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert len(pd.read_parquet(out / "instances.parquet")) == cohort.n_instances
+    for read in (read_predictions, open_source):
+        with pytest.raises(InputError, match="not finished; run the same"):
+            read(out)
+    predict(model_file, tiny_cohort, out, quiet=True)
+    predict(model_file, tiny_cohort, tmp_path / "whole", quiet=True)
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert sorted(path.name for path in out.iterdir()) == names
+    for name in names:
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_on_the_command_line(evaluated_run, tiny_cohort, tmp_path, its2clr):

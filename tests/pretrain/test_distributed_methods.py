@@ -45,3 +45,32 @@ def test_a_pretraining_with_momentum_queue_and_checks_runs_in_two_processes(tiny
     result = its2clr("pretrain", tiny_cohort, "--out", tmp_path / "run", *tiny_settings(), *settings, processes=2)
     assert (tmp_path / "run" / "checkpoints" / "encoder-start.safetensors").is_file()
     assert result.stdout.count("pretrain: moco on") == 1
+
+
+@pytest.mark.slow
+def test_dino_with_all_its_settings_in_two_processes_equals_one(tiny_cohort, tmp_path):
+    """Views that change nothing, and no local crops: the draws of two processes differ from those of one."""
+    still = ", ".join(f"{name}: 0" for name in ("jitter_probability", "grayscale_probability", "blur_probability"))
+    head = (
+        "{hidden_dim: 16, bottleneck_dim: 8, output_dim: 12, local_views: 0, norm_last_layer: false, frozen_epochs: 1"
+    )
+    changes = [
+        "encoder.name=vit_small_patch16_224",
+        "encoder.options={img_size: 32, embed_dim: 24, depth: 2, num_heads: 3}",
+        "pretrain.method=dino",
+        f"pretrain.views={{{still}, horizontal_flip: 0, vertical_flip: 0, crop_scale: null}}",
+        f"pretrain.dino={head}, teacher_temperature: 0.07, teacher_warmup_epochs: 2}}",
+        "pretrain.gradient_clip=0.001",
+        "pretrain.learning_rate=1.0",
+    ]
+    settings = [part for change in changes for part in ("--set", change)]
+    trained = []
+    for processes in (1, 2):
+        run = tmp_path / f"run{processes}"
+        its2clr("pretrain", tiny_cohort, "--out", run, *tiny_settings(), *settings, processes=processes)
+        trained.append(load_file(run / "checkpoints" / "pretrain.safetensors"))
+    one, two = ({name: value for name, value in found.items() if "network." in name} for found in trained)
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5, msg=name)
+    lengths = one["network.student.head.last_layer.weight_g"]
+    assert not torch.equal(lengths, torch.ones_like(lengths))

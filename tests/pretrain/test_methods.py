@@ -12,7 +12,7 @@ from its2clr.cohort.synthetic.synthetic_cohort import make_synthetic
 from its2clr.config import DinoConfig, PretrainConfig
 from its2clr.encoders.encoder import check_tile_size, create_encoder
 from its2clr.encoders.weights import create_network
-from its2clr.engine.checkpoint import load_checkpoint
+from its2clr.engine.checkpoint import load_checkpoint, under
 from its2clr.errors import InputError, TrainingError
 from its2clr.pretrain.loop import prepare
 from its2clr.pretrain.method import METHODS
@@ -30,6 +30,14 @@ VIT = [
     "pretrain.learning_rate=0.001",
     "pretrain.warmup_epochs=1",
 ]
+DINO_LONG = [
+    "pretrain.weight_decay_end=0.4",
+    "pretrain.decay_biases=false",
+    "pretrain.gradient_clip=0.001",
+    f"pretrain.dino={DINO | {'norm_last_layer': False, 'frozen_epochs': 1, 'teacher_warmup_epochs': 2}}",
+    "pretrain.dino.teacher_temperature=0.07",
+]
+"""What DINO does in a long training; the gradients of so small a network are clipped only at so small a norm."""
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +95,11 @@ def softmax(values):
     return [power / sum(powers) for power in powers]
 
 
-def test_dinos_loss_by_hand_and_its_centre():
-    method, _ = method_of("dino")
+@pytest.mark.parametrize(("epoch", "temperature"), [(0, 0.02), (1, 0.03), (2, 0.04), (7, 0.04)])
+def test_dinos_loss_by_hand_and_its_centre(epoch, temperature):
+    warmup = {"teacher_warmup_epochs": 3, "first_teacher_temperature": 0.02}
+    method, _ = method_of("dino", dino=DinoConfig(**DINO, **warmup))
+    method.begin_epoch(epoch)
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(5, 2, 12, generator=generator)  # two views and a crop of the student, two of the teacher
     centre = torch.randn(12, generator=generator) / 10
@@ -98,7 +109,7 @@ def test_dinos_loss_by_hand_and_its_centre():
     for view in range(2):
         for other in (view_ for view_ in range(3) if view_ != view):
             for tile in range(2):
-                teacher = softmax([(t - c) / 0.04 for t, c in zip(outputs[3 + view, tile], centre, strict=True)])
+                teacher = softmax([(t - c) / temperature for t, c in zip(outputs[3 + view, tile], centre, strict=True)])
                 student = softmax([value / 0.1 for value in outputs[other, tile].tolist()])
                 terms.append(-sum(t * math.log(s) for t, s in zip(teacher, student, strict=True)))
     assert loss.item() == pytest.approx(sum(terms) / len(terms), rel=1e-4)
@@ -112,6 +123,8 @@ def test_dinos_spread_is_zero_when_all_tiles_give_the_same_and_one_when_each_giv
     assert method.spread(same) == pytest.approx(0, abs=1e-3)
     own = torch.cat([torch.randn(12, 12), 10 * torch.eye(12)[:8]])  # the teacher's are the last two of five
     assert method.spread(own) == pytest.approx(1, abs=1e-3)
+    method, _ = method_of("dino", dino=DinoConfig(**DINO, teacher_warmup_epochs=2, first_teacher_temperature=1e4))
+    assert method.spread(own) == pytest.approx(0, abs=1e-2)  # so hot a teacher says the same of every tile
 
 
 @pytest.mark.parametrize(("name", "start"), [("moco", 0.999), ("byol", 0.99), ("dino", 0.996)])
@@ -168,7 +181,14 @@ def test_collapse_without_negatives_is_seen_by_the_spread(small_cohort, tmp_path
 
 @pytest.mark.parametrize(
     ("name", "encoder"),
-    [("simclr", VIT), ("moco", RESNET50), ("byol", VIT), ("dino", []), ("dino", VIT), ("bag_labels", [])],
+    [
+        ("simclr", VIT),
+        ("moco", RESNET50),
+        ("byol", VIT),
+        ("dino", []),
+        ("dino", [*VIT, *DINO_LONG]),
+        ("bag_labels", []),
+    ],
 )
 def test_a_training_that_goes_on_equals_one_that_was_not_stopped(small_cohort, tmp_path, name, encoder):
     settings = [*SETTINGS, f"pretrain.method={name}", "pretrain.check_every=1", "pretrain.check_epochs=2", *encoder]
@@ -186,6 +206,34 @@ def test_a_training_that_goes_on_equals_one_that_was_not_stopped(small_cohort, t
         assert one.keys() == other.keys()
         assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
     assert not list(whole.run.path.glob("checkpoints/*best*"))
+
+
+def test_a_weight_decay_that_ends_where_it_began_is_the_optimisers(small_cohort, tmp_path):
+    trained = []
+    for number, end in enumerate(("null", 50, 0)):
+        settings = [*SETTINGS, *VIT, "pretrain.weight_decay=50", f"pretrain.weight_decay_end={end}"]
+        stages = open_run(tmp_path / str(number), small_cohort, "demo", settings, quiet=True)
+        stages.pretrain()
+        trained.append(load_checkpoint(stages.run.checkpoint("pretrain"))[0]["network.encoder.backbone.pos_embed"])
+    by_optimiser, apart, falling = trained
+    torch.testing.assert_close(apart, by_optimiser, rtol=1e-2, atol=1e-5)
+    assert falling.norm() > 1.02 * apart.norm()
+
+
+def test_prototypes_are_frozen_in_the_first_epoch_and_trained_afterwards(small_cohort, tmp_path):
+    settings = [*SETTINGS, "pretrain.method=dino", *VIT, *DINO_LONG]
+    stages = open_run(tmp_path / "run", small_cohort, "demo", settings, quiet=True)
+    fresh = prepare(create_network(stages.config), stages.config.pretrain, stages.config.seed).network
+    stop_after(stages.run, "pretrain", 1, stages.pretrain)
+    states = [fresh.state_dict(), under("network", load_checkpoint(stages.run.checkpoint("pretrain"))[0])]
+    open_run(tmp_path / "run", small_cohort, "demo", settings, quiet=True).pretrain()
+    states.append(under("network", load_checkpoint(stages.run.checkpoint("pretrain"))[0]))
+    for name in ("weight_g", "weight_v"):  # lengths and directions
+        start, frozen, trained = (state[f"student.head.last_layer.{name}"] for state in states)
+        assert torch.equal(frozen, start), name
+        assert not torch.equal(trained, frozen), name
+    layers = [state["student.head.layers.0.weight"] for state in states]
+    assert not torch.equal(layers[1], layers[0])  # the rest of the head was trained
 
 
 def checked(cohort, folder, aucs, monkeypatch, *settings):
@@ -261,6 +309,8 @@ def test_the_learning_rate_rises_from_zero():
     [
         ({"pretrain.optimiser": "adamw"}, "suits SGD"),
         ({"pretrain.patience": 3}, "set check_every too"),
+        ({"pretrain.weight_decay_end": 0.4}, "need optimiser=adamw"),
+        ({"pretrain.decay_biases": False}, "need optimiser=adamw"),
         ({"pretrain.warmup_epochs": 99}, "larger than epochs"),
         ({"pretrain.dino.outputs": 3}, "did you mean 'output_dim'"),
     ],

@@ -212,7 +212,7 @@ def test_without_ground_truth(run, tiny_cohort, tmp_path):
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump({**config, "cohort": str(cohort)}, sort_keys=False))
     results = json.loads((run / "results.json").read_text())
-    del results["cohort"]["witness_rate"]
+    del results["cohort"]["witness_rate"], results["made_from"]
     for encoder in ("start", "refined"):
         results[encoder] = {"test": {k: v for k, v in results[encoder]["test"].items() if "instance" not in k}}
     results["rounds"] = [

@@ -25,8 +25,8 @@ from its2clr.viewer.service import Viewer
 
 def client_of(run):
     viewer = Viewer(run)
-    app = Guard(create_app(viewer), token=None, local=True)
-    return TestClient(app, base_url="http://localhost:8000"), viewer
+    app = Guard(create_app(viewer), token="k", local=True)
+    return TestClient(app, base_url="http://localhost:8000", headers={"Authorization": "Bearer k"}), viewer
 
 
 @pytest.fixture(scope="module")
@@ -412,6 +412,18 @@ def test_the_token_opens_by_address_once_then_by_cookie(open_to_all):
     assert open_to_all.get("/api/run").status_code == 401
     bearer = {"Authorization": "Bearer s3cret; ключ".encode()}
     assert open_to_all.get("/api/run", headers=bearer).status_code == 200
+
+
+def test_a_code_opens_once(hostile_run):
+    viewer = Viewer(hostile_run)
+    app = Guard(create_app(viewer), token="k", local=True)
+    code = app.one_time_code()
+    browser, other = (TestClient(app, base_url="http://localhost:8000") for _ in range(2))
+    assert browser.get("/", params={"once": "guess"}).status_code == 401
+    assert browser.get("/", params={"once": code}).status_code == 200
+    assert browser.get("/api/run").status_code == 200
+    assert other.get("/", params={"once": code}).status_code == 401
+    viewer.close()
 
 
 def test_ten_thousand_bags_are_quick(tmp_path):

@@ -30,13 +30,14 @@ pytestmark = [
 class Served:
     """A viewer on a free port, in a thread."""
 
-    def __init__(self, run, *, token=None, local=True):
+    def __init__(self, run, *, local=True):
         import uvicorn
 
         self.viewer = Viewer(run)
         listening = listen("127.0.0.1", 0)
-        self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        app = Guard(create_app(self.viewer), token=token, local=local)
+        self.root = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        self.address = f"{self.root}?token=k"
+        app = Guard(create_app(self.viewer), token="k", local=local)
         config = uvicorn.Config(app, log_level="error", lifespan="off")
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, args=([listening],), daemon=True)
@@ -58,7 +59,7 @@ def served(evaluated_run):
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile-browser")
-    server = Served(write_run(folder / "run", write_cohort(folder / "cohort", HOSTILE)), token="k", local=False)
+    server = Served(write_run(folder / "run", write_cohort(folder / "cohort", HOSTILE)), local=False)
     yield server
     server.stop()
 
@@ -282,7 +283,7 @@ def test_heat_follows_threshold_opacity_and_model(served, watched):
 def test_heat_stays_on_its_tiles_at_every_zoom(hostile, watched):
     """Every tile has a colour of its own: where the picture shows it, the heat must show that tile's score."""
     number = hostile.viewer.table.number[HOSTILE[2]]
-    page = watched.open(f"{hostile.address}?token=k#bag={number}")
+    page = watched.open(f"{hostile.address}#bag={number}")
     wait_for_bag(page, HOSTILE[2])
     show_all(page)
     viridis = np.array(served_colours(page))
@@ -430,7 +431,7 @@ def test_both_schemes_and_small_windows_hold_everything(served, browser, scheme)
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (1000, 480), (800, 700), (700, 700)])
 def test_the_heading_of_a_bag_is_whole_in_narrow_windows(hostile, watched, width, height):
     watched.page.set_viewport_size({"width": width, "height": height})
-    page = watched.open(f"{hostile.address}?token=k")
+    page = watched.open(hostile.address)
     for name in sorted(HOSTILE):
         page.keyboard.press("j")
         wait_for_bag(page, name)
@@ -462,7 +463,7 @@ def fits(page):
 
 
 def test_a_fitted_picture_stays_fitted_and_another_stays_where_it_is(hostile, watched):
-    page = watched.open(f"{hostile.address}?token=k")
+    page = watched.open(hostile.address)
     page.keyboard.press("j")
     wait_for_bag(page, sorted(HOSTILE)[0])
     show_all(page)
@@ -476,7 +477,7 @@ def test_a_fitted_picture_stays_fitted_and_another_stays_where_it_is(hostile, wa
 
 
 def test_hostile_names_are_shown_as_text(hostile, watched):
-    page = watched.open(f"{hostile.address}?token=k")
+    page = watched.open(hostile.address)
     assert "token" not in page.url
     assert page.locator(".bag .name").all_inner_texts() == sorted(HOSTILE)
     for name in sorted(HOSTILE):
@@ -492,11 +493,11 @@ def test_hostile_names_are_shown_as_text(hostile, watched):
     page.fill("#search", "nothing has this name")
     page.wait_for_selector("text=No bag matches.")
     assert page.locator("script").count() == 2
-    assert all(url.startswith(hostile.address) for url in watched.asked)
+    assert all(url.startswith(hostile.root) for url in watched.asked)
 
 
 def test_a_late_answer_does_not_put_one_bag_under_the_name_of_another(hostile, watched):
-    page = watched.open(f"{hostile.address}?token=k")
+    page = watched.open(hostile.address)
     first, second = (hostile.viewer.table.number[name] for name in sorted(HOSTILE)[:2])
     waiting = []
 
@@ -523,7 +524,7 @@ def test_a_late_answer_does_not_put_one_bag_under_the_name_of_another(hostile, w
 
 def test_trouble_is_said_on_the_page(hostile, browser):
     watched = Watched(browser)
-    page = watched.open(f"{hostile.address}?token=k")
+    page = watched.open(hostile.address)
     page.route("**/api/bags/*/scores*", lambda route: route.abort())
     page.keyboard.press("j")
     page.wait_for_selector("#problem:not([hidden])")

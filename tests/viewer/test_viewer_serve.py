@@ -65,20 +65,17 @@ def test_what_cannot_be_shown_is_told(run, tmp_path, monkeypatch, capsys):
     assert "not an address of this machine" in refusal(monkeypatch, capsys, run, "--host", "203.0.113.7")
 
 
-def test_another_host_gets_a_token_of_its_own(run, monkeypatch):
+def test_every_start_gets_a_token_of_its_own(run, monkeypatch):
     import uvicorn
 
     seen, said = [], []
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: seen.append((self.config.app, sockets[0])))
-    for _ in range(2):
-        serving.serve(run, host="0.0.0.0", port=0, open_browser=False, say=said.append)
-    tokens = [re.search(r"\?token=([\w-]{32}) ", line)[1] for line in said if line.startswith("open")]
-    assert len(set(tokens)) == 2
+    for host in ("127.0.0.1", "127.0.0.1", "0.0.0.0", "0.0.0.0"):
+        serving.serve(run, host=host, port=0, open_browser=False, say=said.append)
+    tokens = [re.search(r"\?token=([\w-]{32})(?: |$)", line)[1] for line in said if line.startswith("open")]
+    assert len(set(tokens)) == 4
     assert [app._token for app, _ in seen] == tokens
-    assert not any(app._local for app, _ in seen)
-    serving.serve(run, port=0, open_browser=False, say=said.append)
-    assert seen[-1][0]._token is None
-    assert seen[-1][0]._local
+    assert [app._local for app, _ in seen] == [True, True, False, False]
 
 
 def test_a_browser_is_opened_where_there_is_a_screen(run, monkeypatch):
@@ -87,16 +84,16 @@ def test_a_browser_is_opened_where_there_is_a_screen(run, monkeypatch):
     opened = []
     monkeypatch.setattr(serving.webbrowser, "open", opened.append)
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
-    serving.serve(run, port=0, open_browser=True, say=lambda _: None)
+    serving.serve(run, port=0, token="k3y", open_browser=True, say=lambda _: None)
     assert len(opened) == 1
-    assert opened[0].startswith("http://127.0.0.1:")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?once=[\w-]{32}", opened[0])
     serving.serve(run, port=0, open_browser=None, say=lambda _: None)  # no terminal here
     assert len(opened) == 1
 
 
 def test_addresses_are_written_as_browsers_take_them():
-    assert serving.address("::1", 80, None) == "http://[::1]:80/"
-    assert serving.address("lab", 80, "a/b c") == "http://lab:80/?token=a%2Fb%20c"
-    assert serving.address("0.0.0.0", 80, None) == f"http://{socket.gethostname()}:80/"
+    assert serving.address("::1", 80, once="k") == "http://[::1]:80/?once=k"
+    assert serving.address("lab", 80, token="a/b c") == "http://lab:80/?token=a%2Fb%20c"
+    assert serving.address("0.0.0.0", 80, token="k") == f"http://{socket.gethostname()}:80/?token=k"
     with pytest.raises(InputError, match="no such address"):
         serving.listen("no such host", 1)

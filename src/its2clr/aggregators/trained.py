@@ -18,6 +18,7 @@ from torch import Tensor
 from its2clr.aggregators.base import Aggregator
 from its2clr.aggregators.stacked import build, evaluate
 from its2clr.bag_features import BagFeatures
+from its2clr.engine.bounded import bounded_by
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
 
@@ -78,11 +79,20 @@ class TrainedAggregators:
         """The same aggregators on another device."""
         return replace(self, state={name: tensor.to(device) for name, tensor in self.state.items()})
 
+    def template(self) -> Aggregator:
+        """An aggregator of this kind with weights of its own; one much larger than the trained weights is not built.
+
+        Raises:
+            InputError: The options ask for such a one, or are wrong.
+        """
+        with bounded_by(self.state, f"the trained aggregators ({self.name})"):
+            return build(self.name, self.options, self.feature_dim)
+
     def modules(self) -> list[Aggregator]:
         """The aggregators one by one, in the order of the seeds, in evaluation mode."""
         modules = []
         for index in range(len(self.seeds)):
-            module = build(self.name, self.options, self.feature_dim)
+            module = self.template()
             module.load_state_dict({name: tensor[index].clone() for name, tensor in self.state.items()}, assign=True)
             modules.append(module.eval().requires_grad_())
         return modules
@@ -99,8 +109,7 @@ class TrainedAggregators:
                 f"the aggregators were trained on {self.feature_dim} features, but these bags have {bags.feature_dim}"
             )
         unlabelled = BagFeatures(bags.features, bags.offsets) if bags.labels is not None else bags
-        template = build(self.name, self.options, self.feature_dim)
-        output = evaluate(template, self.to(bags.device).state, unlabelled, bags_per_batch)
+        output = evaluate(self.template(), self.to(bags.device).state, unlabelled, bags_per_batch)
         instance_logit = output.instance_logits.cpu().numpy()
         return Predictions(
             bag_probability=expit(output.bag_logit.double().cpu().numpy()),

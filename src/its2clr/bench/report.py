@@ -8,6 +8,7 @@ from its2clr.bench.measure import COMMON_WAYS, SIZES, Bench, hardware
 from its2clr.config import RunConfig
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
+from its2clr.files import atomic_path
 from its2clr.version import __version__
 
 PAPER_TILES, PAPER_EPOCHS, PAPER_HOURS = 250_000, 600, 90
@@ -123,4 +124,5 @@ def plot_scaling(found: dict[str, Any], path: str | Path) -> None:
         axes.plot(sizes, list(seconds.values()), "o", label="measured")
         axes.set(title=stage, xlabel=unit, ylabel="seconds", xlim=(0, None), ylim=(0, None))
         axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=150, format="png")

@@ -72,7 +72,9 @@ def reproduce(
     from its2clr.experiments.plan import parse_cohorts
     from its2clr.experiments.reproduce import default_workers, embedded_cohort
     from its2clr.experiments.reproduce import reproduce as reproduce_
+    from its2clr.plugins import allow_named
 
+    allow_named(settings or [])
     page, failed = reproduce_(
         names,
         parse_cohorts(cohort) if cohort else {"": embedded_cohort(budget, out)},

@@ -16,7 +16,10 @@ def doctor(
     unlabelled: UnlabelledOption = False,
     quick: Annotated[bool, typer.Option("--quick", help="Skip decoding every image.")] = False,
 ) -> None:
-    """Check a cohort or a manifest and say what is wrong; exits 1 if there is an error."""
+    """Check a cohort or a manifest and say what is wrong; exits 1 if there is an error.
+
+    Every tile file of a cohort is read and compared with what was packed, even if its size and time are unchanged.
+    """
     from its2clr.cohort import examine
 
     findings = examine(path, decode=not quick, instances=instances, images_root=images_root, labelled=not unlabelled)

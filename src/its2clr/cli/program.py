@@ -10,10 +10,12 @@ from rich.console import Console
 from its2clr.cli import cohort, experiments, inspection, results, training, tuning
 from its2clr.cli.output import console, is_first_process
 from its2clr.errors import Its2clrError
+from its2clr.signals import TERMINATED, Termination
 from its2clr.version import __version__
 
 INTERRUPTED = 130
 """Exit code of a command stopped by Ctrl-C."""
+GOES_ON = "the same command goes on where it stopped"
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": training.demo,
     "fit": training.fit,
@@ -68,9 +70,24 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _allow_plugins(wanted: bool) -> None:
+    if wanted:
+        from its2clr.plugins import allow_plugins
+
+        allow_plugins()
+
+
 @app.callback()
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    plugins: Annotated[
+        bool,
+        typer.Option(
+            "--allow-plugins",
+            callback=_allow_plugins,
+            help="Run the Python code that a recipe, run or study names as `plugins`; only if you trust who wrote it.",
+        ),
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
@@ -80,19 +97,22 @@ def root(
 
 def main() -> None:
     """Run the command line; an error that the user can mend is one message and exit code 2."""
-    try:
-        app()
-    except SystemExit as stop:
-        if stop.code == INTERRUPTED and is_first_process():
-            Console(stderr=True, highlight=False).print("stopped; the same command goes on where it stopped")
-        raise
-    except KeyboardInterrupt:  # a second one, while the first was being handled
-        sys.exit(INTERRUPTED)
-    except (Its2clrError, OSError, MemoryError, RuntimeError) as error:
-        ours = isinstance(error, Its2clrError | OSError | MemoryError)
-        if "--debug" in sys.argv or not (ours or "out of memory" in str(error)):
+    with Termination(f"stopped by SIGTERM; {GOES_ON}\n" if is_first_process() else "") as termination:
+        try:
+            app()
+        except SystemExit as stop:
+            if termination.heard:
+                sys.exit(TERMINATED)
+            if stop.code == INTERRUPTED and is_first_process():
+                Console(stderr=True, highlight=False).print(f"stopped; {GOES_ON}")
             raise
-        advice = "" if ours else "\nLower pretrain.batch_size, refine.batch_size or engine.extract_batch_size."
-        if is_first_process():
-            Console(stderr=True, highlight=False).print(f"error: {error}{advice}", markup=False, soft_wrap=True)
-        sys.exit(2)
+        except KeyboardInterrupt:  # a second one, while the first was being handled
+            sys.exit(TERMINATED if termination.heard else INTERRUPTED)
+        except (Its2clrError, OSError, MemoryError, RuntimeError) as error:
+            ours = isinstance(error, Its2clrError | OSError | MemoryError)
+            if "--debug" in sys.argv or not (ours or "out of memory" in str(error)):
+                raise
+            advice = "" if ours else "\nLower pretrain.batch_size, refine.batch_size or engine.extract_batch_size."
+            if is_first_process():
+                Console(stderr=True, highlight=False).print(f"error: {error}{advice}", markup=False, soft_wrap=True)
+            sys.exit(2)

@@ -1,5 +1,6 @@
 """Commands that show what a run found, apply it to new bags and hand it on."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,12 +22,11 @@ from its2clr.units import MicronsPerPixel
 
 def view(
     run: Annotated[Path, typer.Argument(help="Folder of an evaluated run.")],
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; any but this machine's own needs a token.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen at; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
     token: Annotated[
-        str | None, typer.Option(help="Secret that browsers must send. Default: none on this machine, else a new one.")
+        str | None,
+        typer.Option(help="Secret that browsers must send; it is in the printed address. Default: a new one."),
     ] = None,
     open_browser: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Open a browser. Default: if there is a screen.")
@@ -38,8 +38,9 @@ def view(
 
     Example: `its2clr view runs/demo`
 
-    On a server, best through a tunnel: `ssh -t -L 8000:localhost:8000 server its2clr view runs/mine`. To let others in:
-    `its2clr view runs/mine --host 0.0.0.0`; the address it prints holds a token, without which nobody gets in.
+    The address it prints holds a token, without which nobody gets in, other users of this machine neither. On a server,
+    best through a tunnel: `ssh -t -L 8000:localhost:8000 server its2clr view runs/mine`. To let others in:
+    `its2clr view runs/mine --host 0.0.0.0`.
     """
     from its2clr.viewer.serve import serve
 
@@ -97,6 +98,7 @@ def map_(
     from its2clr.maps.source import models_beside, open_source
 
     source = open_source(run)
+    _say_outdated(source.outdated)
     chosen = source.choose_bags(bags, split, limit)
     shown = models_beside(source, source.choose_models(models), beside or [])
     folder = _folder(out or run / "maps")
@@ -134,6 +136,7 @@ def geojson(
     from its2clr.maps.source import open_source
 
     source = open_source(run)
+    _say_outdated(source.outdated)
     chosen = source.choose_bags(bags, split, limit)
     shown = source.choose_models(models) if models else source.best_first
     folder = _folder(out or run / "geojson")
@@ -262,6 +265,11 @@ def export(
     names = [name.strip() for name in formats.split(",") if name.strip()]
     folder = export_encoder(run, out, encoder, names, licence, quiet=False)
     say(f"{encoder or 'encoder'} exported ({', '.join(names)}) to {folder}")
+
+
+def _say_outdated(lines: Sequence[str]) -> None:
+    for line in lines:
+        say(f"warning: predictions are out of date: {line}")
 
 
 def _folder(path: Path) -> Path:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 def _stages(cohort: Path | None, run: Path, recipe: str | None, settings: list[str] | None) -> "Stages":
+    from its2clr.plugins import allow_named
     from its2clr.run.opening import open_run
 
+    allow_named(settings or [])
     return open_run(run, cohort, recipe, settings or [])
 
 
@@ -182,9 +184,15 @@ def end_to_end(stages: "Stages") -> None:
     _evaluate(stages)
 
 
-def evaluate(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the machine, e.g. `--set engine.accelerator=cpu`; may be repeated."),
+    ] = None,
+) -> None:
     """Measure a finished run on its test bags. No stage before this one reads a test label."""
-    _evaluate(_stages(None, run, None, None))
+    _evaluate(_stages(None, run, None, settings))
 
 
 def _fit_and_evaluate(stages: "Stages") -> None:

@@ -56,8 +56,10 @@ def tune(
 
         refine.temperature: [0.07, 0.1, 0.2]
     """
+    from its2clr.plugins import allow_named
     from its2clr.tune.study import Study, planned
 
+    allow_named(settings or [])
     if show_space:
         import yaml
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from its2clr.cohort.identity import Identity, identify
 from its2clr.cohort.layout import CohortInfo, Kind, read_bags, read_info, tile_path
 from its2clr.cohort.parallel import Progress, map_in_threads
 from its2clr.cohort.splits import SPLITS
@@ -159,6 +160,19 @@ class Cohort:
             there = ", ".join(sorted(set(self.bags["split"].tolist())))
             raise InputError(f"{self.path}: no bags of split {' or '.join(splits)} here (only {there})")
         return Cohort(self.path, chosen, self.info, self.labels_visible)
+
+    def identity(self, progress: Progress | None = None) -> Identity:
+        """What these bags are, as hashes of all that a result can depend on; see `its2clr.cohort.identity`.
+
+        Labels count only where they are visible; additional columns of `bags.csv` do not count.
+
+        Args:
+            progress: Called with the tile files that are read and all that have to be: those that are new or changed.
+        """
+        rows = list(self.bags[["bag_id", "split", "group"]].itertuples(index=False, name=None))
+        labels = self.bags["label"].tolist() if self.labels_visible else None
+        info = self.info.model_dump(mode="json", exclude={"its2clr_version"})
+        return identify(self.path, info, rows, labels, progress)
 
     def tile_file(self, bag_id: str) -> TileFile:
         """The tile file of a bag of this cohort.

@@ -2,16 +2,17 @@
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from its2clr.cohort.identity import recorded_contents
 from its2clr.cohort.image_files import ImageProblem, prepare_image
 from its2clr.cohort.layout import BAGS_FILE, PROBLEMS_FILE, TILES_FOLDER, read_bags, read_info, tile_path
 from its2clr.cohort.manifest import Manifest, check_manifest
@@ -26,8 +27,9 @@ from its2clr.cohort.tables import (
     contradiction,
     read_table,
 )
-from its2clr.cohort.tiles import TileFile, decode, read_features, read_tiles
+from its2clr.cohort.tiles import TileFile, decode, read_content, read_features, read_tiles, written_content
 from its2clr.errors import InputError
+from its2clr.files import stamp
 from its2clr.units import TilePixels
 
 Level = Literal["error", "warning", "note"]
@@ -154,7 +156,8 @@ def _examine_cohort(folder: Path, decode_all: bool, workers: int | None) -> Iter
         yield from _left_out(folder)
         return
     labels = bags["label"].tolist() if info.labelled else [None] * len(bags)
-    inspect = partial(_inspect_bag, folder=folder, tile_size=info.tile_size, decode_all=decode_all)
+    recorded = recorded_contents(folder)
+    inspect = partial(_inspect_bag, folder=folder, tile_size=info.tile_size, decode_all=decode_all, recorded=recorded)
     rows = list(zip(bags["bag_id"].tolist(), labels, bags["n_instances"].tolist(), strict=True))
     inspections = list(map_in_threads(inspect, rows, workers))
     for inspection in inspections:
@@ -177,7 +180,12 @@ def _examine_cohort(folder: Path, decode_all: bool, workers: int | None) -> Iter
 
 
 def _inspect_bag(
-    bag: tuple[str, int | None, int], *, folder: Path, tile_size: TilePixels, decode_all: bool
+    bag: tuple[str, int | None, int],
+    *,
+    folder: Path,
+    tile_size: TilePixels,
+    decode_all: bool,
+    recorded: Mapping[str, Sequence[Sequence[Any]]],
 ) -> _Inspection:
     bag_id, label, n_instances = bag
     path = tile_path(folder, bag_id)
@@ -187,6 +195,7 @@ def _inspect_bag(
         encoded = _contents(tiles)
         wrong_places = int((tiles.coords < 0).any(axis=1).sum())
         result.labels = tiles.labels
+        result.findings += _inspect_content(path, recorded.get(bag_id, ()))
     except InputError as error:
         result.findings.append(Finding("error", str(path), str(error).removeprefix(f"{path}: ")))
         return result
@@ -211,6 +220,19 @@ def _inspect_bag(
     if decode_all and tiles.has_images:
         result.findings += _inspect_images(tiles, encoded)
     return result
+
+
+def _inspect_content(path: Path, recorded: Sequence[Sequence[Any]]) -> Iterator[Finding]:
+    """Whether a tile file still holds what was packed, and what is kept about it; all of it is read."""
+    now, packed, place = read_content(path), written_content(path), stamp(path)
+    if packed is not None and now.tiles != packed.tiles:
+        message = "its tiles are not those that were packed: it was edited or is damaged; make the cohort again"
+        yield Finding("error", str(path), message)
+    elif packed is not None and now.labels != packed.labels:
+        yield Finding("warning", str(path), "the labels of its instances were edited since it was packed")
+    if any(list(entry[:3]) == place and tuple(entry[3:]) != now for entry in recorded):
+        message = f"changed while size and time stayed, so commands take it for what it was; run `touch {path}`"
+        yield Finding("error", str(path), message)
 
 
 def _contents(tiles: TileFile) -> list[bytes]:

@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
 
+from its2clr.cohort.identity import bag_contents, recorded_contents
 from its2clr.cohort.layout import (
     BAGS_FILE,
     PROBLEMS_FILE,
@@ -29,8 +30,9 @@ from its2clr.cohort.manifest import BagTable
 from its2clr.cohort.parallel import Progress, map_in_threads
 from its2clr.cohort.splits import assign_splits
 from its2clr.cohort.tables import Problem, check_classes, raise_problems
-from its2clr.cohort.tiles import TileFile, read_tiles
+from its2clr.cohort.tiles import Content, TileFile, read_content, read_tiles, written_content
 from its2clr.errors import InputError
+from its2clr.files import remove_half_written, stamp
 
 FINGERPRINT = "fingerprint"
 """The attribute of a tile file that changes with everything the file was made from."""
@@ -186,6 +188,8 @@ def pack_cohort(
             left out.
     """
     claim_folder(out, info)
+    remove_half_written(out)
+    before = _remove_edited(out, bags["bag_id"].tolist(), workers)
     found: dict[str, _Result] = {}
     waiting: dict[str, _Item] = {}
     for (name, item), there in zip(items.items(), map_in_threads(finished, items.values(), workers), strict=True):
@@ -206,6 +210,8 @@ def pack_cohort(
     kept = bags if "n_instances" in bags.columns else _packed_bags(out, bags, results)
     kept = kept if splits is None else splits.settle(kept, out)
     write_bags(out, kept)
+    names = [bag_id for bag_id in kept["bag_id"].tolist() if tile_path(out, bag_id).exists()]
+    bag_contents(out, names, just_written={*waiting, *names} - (before - waiting.keys()), workers=workers)
     total = int(kept["n_instances"].sum())
     packed = sum(result.n_instances > 0 for result in results.values()) - n_skipped
     return Packed(PackSummary(out, len(kept), total, packed, n_skipped, tuple(problems)), results)
@@ -244,6 +250,30 @@ def path_to_write(out: Path, bag_id: str) -> Path:
     """The tile file of a bag that is about to change: from now on the folder does not look complete."""
     (out / BAGS_FILE).unlink(missing_ok=True)
     return tile_path(out, bag_id)
+
+
+def _remove_edited(out: Path, bag_ids: Iterable[str], workers: int | None) -> set[str]:
+    """Remove tile files that were edited since they were packed, so that they are packed again.
+
+    Returns:
+        The bags that an earlier packing has finished.
+    """
+    known = recorded_contents(out)
+
+    def edited(bag_id: str) -> bool:
+        path = tile_path(out, bag_id)
+        written, place = written_content(path), stamp(path)
+        kept = [Content(*entry[3:]) for entry in known[bag_id] if entry[:3] == place]
+        try:
+            return written is not None and (kept or [read_content(path)])[0] != written
+        except InputError:  # damaged, which who packs it will notice
+            return False
+
+    there = [bag_id for bag_id in bag_ids if bag_id in known and tile_path(out, bag_id).exists()]
+    for bag_id, is_edited in zip(there, map_in_threads(edited, there, workers), strict=True):
+        if is_edited:
+            path_to_write(out, bag_id).unlink()
+    return set(known)
 
 
 def whole_tile_file(out: Path, bag_id: str, fingerprint: str) -> TileFile | None:

@@ -3,7 +3,6 @@
 What is kept of each bag, see `subsets`.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from its2clr.cohort.cohort import Cohort
+from its2clr.cohort.identity import hash_of
 from its2clr.cohort.layout import BAGS_FILE, CohortInfo, tile_path
 from its2clr.cohort.packing import BagResult, pack_cohort, path_to_write
 from its2clr.cohort.parallel import Progress
@@ -132,7 +132,7 @@ def resample_cohort(
     settings: dict[str, Any] = {
         "source": SOURCE,
         "cohort": cohort.name,
-        "fingerprint": _fingerprint(cohort, labels),
+        "fingerprint": hash_of(cohort.identity().digest, cohort.bags.to_csv(index=False))[:16],
         "keep_negatives": float(keep_negatives),
         "keep_positives": float(keep_positives),
         "negative_bags": negative_bags,
@@ -224,15 +224,6 @@ def _rate(bags: pd.DataFrame, labels: list[Labels], chosen: npt.NDArray[np.bool_
     parts = [of_bag for of_bag, wanted in zip(labels, chosen, strict=True) if wanted]
     offsets = np.concatenate([[0], np.cumsum([len(of_bag) for of_bag in parts])])
     return witness_rate(np.concatenate(parts), bags["label"].to_numpy()[chosen], offsets)
-
-
-def _fingerprint(cohort: Cohort, labels: list[Labels]) -> str:
-    """Changes when the original's bags, instance labels or settings change."""
-    info = cohort.info.model_dump_json(exclude={"its2clr_version"})
-    digest = hashlib.sha256(info.encode())
-    digest.update(cohort.bags.to_csv(index=False, lineterminator="\n").encode("utf-8", "surrogateescape"))
-    digest.update(np.concatenate(labels).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _finished(plan: _Plan, *, out: Path) -> BagResult | None:

@@ -3,9 +3,11 @@
 Datasets: `images` (all encoded images end to end, uint8), `offsets` (N+1, int64: image i is
 `images[offsets[i]:offsets[i+1]]`), `coords` (N, 2, int64: x, y of the top-left corner at level 0), `names`
 (N, text) and, if known, `labels` (N, int8: 1, 0, or -1 for unknown). The attributes are on the file and on
-`coords`. In a cohort of features, `features` (N, D, float32) is there instead of `images` and `offsets`.
+`coords`; `content_tiles` and `content_labels` are hashes of what was written. In a cohort of features, `features`
+(N, D, float32) is there instead of `images` and `offsets`.
 """
 
+import hashlib
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,15 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from its2clr.cohort.new_hdf5 import new_hdf5
 from its2clr.errors import InputError
-from its2clr.files import atomic_path
+from its2clr.hdf5 import open_hdf5
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels, level0_mpp, magnification_of, shared_pixels
 from its2clr.version import __version__
 
@@ -30,6 +33,24 @@ _ENCODINGS = ("jpeg", "png")
 FEATURES = "features"
 """Name of the features in a tile file, and the encoding of one that holds them instead of images."""
 _ADVICE = "remove it and make the cohort again"
+_TILE_DATA = {"images": "<u1", "offsets": "<i8", FEATURES: "<f4", "coords": "<i8", "names": None}
+_TILE_FACTS = (
+    "encoding", "tile_size", "tile_size_level0", "mpp", "mpp_level0", "step_level0", "overlap", "magnification",
+)  # fmt: skip
+_LABEL_DATA = {"labels": "<i1"}
+_BYTES_AT_ONCE = 16 * 2**20
+
+
+class Content(NamedTuple):
+    """Hashes of what a tile file holds.
+
+    Attributes:
+        tiles: Changes with pixels or features, places, names and scale of the tiles.
+        labels: Changes with the instance ground truth.
+    """
+
+    tiles: str
+    labels: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +196,7 @@ def write_tile_file(
     offsets = np.zeros(len(images) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     described = _description(bag_id, tile_size, tile_size_level0, mpp, source, encoding, attributes)
-    with _tile_file(path, len(images), coords, names, labels, described) as file:
+    with _tile_file(path, len(images), coords, names, labels, described, int(offsets[-1])) as file:
         stored = file.create_dataset("images", shape=(offsets[-1],), dtype=np.uint8)
         for image, start, end in zip(images, offsets[:-1], offsets[1:], strict=True):
             stored[start:end] = np.frombuffer(image, dtype=np.uint8)
@@ -207,7 +228,7 @@ def write_feature_tiles(
     if not np.isfinite(values).all():
         raise InputError(f"bag {bag_id!r}: has features that are not finite")
     described = _description(bag_id, tile_size, tile_size_level0, mpp, source, FEATURES, attributes)
-    with _tile_file(path, len(values), coords, names, labels, described) as file:
+    with _tile_file(path, len(values), coords, names, labels, described, values.nbytes) as file:
         file.create_dataset(FEATURES, data=values)
 
 
@@ -240,6 +261,7 @@ def _tile_file(
     names: Sequence[str],
     labels: npt.ArrayLike | None,
     described: Mapping[str, str | int | float],
+    needs: int,
 ) -> Iterator[h5py.File]:
     """A tile file to write the instances into; the rest is written here, and it appears whole."""
     places = np.asarray(coords, dtype=np.int64)
@@ -251,7 +273,7 @@ def _tile_file(
         raise InputError(f"bag {bag_id!r}: {count} images do not fit {parts}")
     if known is not None and not np.isin(known, (-1, 0, 1)).all():
         raise InputError(f"bag {bag_id!r}: instance labels must be 1, 0 or -1 (unknown)")
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+    with new_hdf5(path, needs) as file:
         yield file
         file.create_dataset("coords", data=places)
         text = h5py.string_dtype("utf-8")
@@ -260,6 +282,57 @@ def _tile_file(
             file.create_dataset("labels", data=known)
         for holder in (file, file["coords"]):
             holder.attrs.update(described)
+        content = {f"content_{name}": value for name, value in _content(file)._asdict().items()}
+        for holder in (file, file["coords"]):
+            holder.attrs.update(content)
+
+
+def read_content(path: Path) -> Content:
+    """Hash all that a tile file holds, as it is now.
+
+    Raises:
+        InputError: If the file is damaged.
+    """
+    try:
+        with open_hdf5(path) as file:
+            return _content(file)
+    except (KeyError, OSError, RuntimeError) as error:
+        raise InputError(f"{path}: cannot be read, the file is damaged ({error}); {_ADVICE}") from error
+
+
+def written_content(path: Path) -> Content | None:
+    """What a tile file held when it was written; None for one of an older version, or one that cannot be read."""
+    try:
+        with open_hdf5(path) as file:
+            return Content(*(str(file.attrs[f"content_{name}"]) for name in Content._fields))
+    except (KeyError, OSError, RuntimeError):
+        return None
+
+
+def _content(file: h5py.File) -> Content:
+    facts = [(name, _plain(file.attrs[name])) for name in _TILE_FACTS if name in file.attrs]
+    return Content(_hash(file, _TILE_DATA, repr(facts)), _hash(file, _LABEL_DATA, ""))
+
+
+def _hash(file: h5py.File, datasets: Mapping[str, str | None], facts: str) -> str:
+    digest = hashlib.sha256(facts.encode())
+    for name, dtype in datasets.items():
+        if name not in file:
+            continue
+        stored = file[name]
+        digest.update(f"\n{name} {stored.shape}\n".encode())
+        if dtype is None:
+            for text in stored[:]:
+                digest.update(len(text).to_bytes(8, "little") + text)
+            continue
+        rows = max(1, _BYTES_AT_ONCE // (stored.dtype.itemsize * math.prod(stored.shape[1:])))
+        for first in range(0, stored.shape[0], rows):
+            digest.update(stored[first : first + rows].astype(dtype, copy=False).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def read_tiles(path: Path, *, labels_visible: bool = True) -> TileFile:
@@ -275,12 +348,12 @@ def read_tiles(path: Path, *, labels_visible: bool = True) -> TileFile:
     if not path.exists():
         raise InputError(f"{path}: the tile file is missing; make the cohort again")
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             held = (FEATURES,) if FEATURES in file else ("images", "offsets")
-            missing = [name for name in (*held, "coords", "names") if name not in file]
+            missing = [name for name in (*held, "coords", "names") if not isinstance(file.get(name), h5py.Dataset)]
             if missing:
                 raise InputError(f"{path}: is not a tile file, it has no {', '.join(missing)}; {_ADVICE}")
-            shapes = {name: tuple(file[name].shape) for name in file}
+            shapes = {name: tuple(one.shape) for name, one in file.items() if isinstance(one, h5py.Dataset)}
             offsets = np.arange(len(file[FEATURES]) + 1) if FEATURES in file else file["offsets"][:].astype(np.int64)
             attributes = dict(file.attrs)
             tiles = TileFile(
@@ -359,7 +432,7 @@ def read_encoded(path: Path, first: int, last: int, count: int) -> tuple[npt.NDA
         InputError: If the file is damaged or holds another number of images.
     """
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             offsets, images = file["offsets"], file["images"]
             if offsets.shape != (count + 1,):
                 message = f"holds {offsets.shape[0] - 1} images, bags.csv says {count}; make the cohort again"
@@ -372,7 +445,7 @@ def read_encoded(path: Path, first: int, last: int, count: int) -> tuple[npt.NDA
 
 def _read_dataset(path: Path, name: str, *, optional: bool = False) -> Any:
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             return None if optional and name not in file else file[name][:]
     except (KeyError, OSError, RuntimeError) as error:
         raise InputError(f"{path}: {name} cannot be read, the file is damaged ({error}); {_ADVICE}") from error

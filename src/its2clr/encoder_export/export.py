@@ -1,7 +1,5 @@
 """Export a run's encoder into one new folder, which appears whole."""
 
-import os
-import secrets
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from its2clr.encoder_export.trident import write_trident
 from its2clr.encoders.weights import load_network
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.errors import InputError
-from its2clr.files import read_json, write_text
+from its2clr.files import bring_to_disk, disk_full_said, read_json, temporary_path, write_text
 from its2clr.run.features import open_run_features, require_encoder
 from its2clr.run.handover import preferred_encoders
 from its2clr.run.scores import RESULTS_FILE
@@ -90,14 +88,18 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """
     _refuse_content(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    temporary.mkdir()
+    temporary = temporary_path(path)
     try:
-        yield temporary
+        with disk_full_said(path):
+            temporary.mkdir()
+            yield temporary
+            for part in temporary.rglob("*"):
+                bring_to_disk(part)
         _refuse_content(path)
         if path.is_dir():
             path.rmdir()
         temporary.rename(path)
+        bring_to_disk(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -14,11 +14,11 @@ from statistics import median
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort, TileFile
+from its2clr.cohort.new_hdf5 import new_hdf5
 from its2clr.units import level0_magnification, magnification_of
 
 _OBJECTIVES = (0.625, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
@@ -113,8 +113,7 @@ def _write_bag(base: Path, encoder: str, tiles: TileFile, features: NDArray[np.f
             {"features": (features, made_by), "coords": (tiles.coords, attributes)},
         ),
     ):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with h5py.File(path, "w") as file:
+        with new_hdf5(path) as file:
             for key, (values, told) in datasets.items():
                 file[key] = values
                 file[key].attrs.update(told)

@@ -10,6 +10,9 @@ from its2clr.errors import InputError
 from its2clr.views.plain import to_float
 from its2clr.wording import did_you_mean
 
+FOREIGN_WEIGHTS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+"""Options of timm that fetch weights or read them from other files, by some of its versions with pickle."""
+
 
 class Encoder(nn.Module):
     """A timm backbone that carries its normalisation constants.
@@ -76,7 +79,7 @@ def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
     """Make an encoder by timm name (`create_encoder("resnet18")`) or from its section of the config.
 
     Raises:
-        InputError: The name is not timm's (the closest is named), or timm refuses the options.
+        InputError: The name is not timm's (the closest is named), or the options are refused.
     """
     import timm
 
@@ -85,6 +88,8 @@ def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
         from its2clr.encoders.adapter import create_adapter
 
         return create_adapter(config.options)
+    if named := [option for option in FOREIGN_WEIGHTS if option in config.options]:
+        raise InputError(f"encoder.options.{named[0]}: give weights as encoder.weights, of which only tensors are read")
     if not timm.is_model(config.name):
         hint = did_you_mean(config.name, timm.list_models())
         raise InputError(f"encoder.name: timm has no model {config.name!r}{hint}")

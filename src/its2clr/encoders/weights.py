@@ -9,15 +9,13 @@ from torch import Tensor
 
 from its2clr.config import FEATURES, EncoderConfig, ProjectorConfig, RunConfig
 from its2clr.encoders.adapter import adapter_encoder
-from its2clr.encoders.encoder import EmbeddingNetwork, create_encoder, create_projector
+from its2clr.encoders.encoder import FOREIGN_WEIGHTS, EmbeddingNetwork, create_encoder, create_projector
+from its2clr.engine.bounded import bounded_by
 from its2clr.engine.checkpoint import load_checkpoint, load_module, save_checkpoint
 from its2clr.engine.training_state import BestCheckpoints
 from its2clr.engine.workspace import Workspace
 from its2clr.errors import InputError
 from its2clr.version import __version__
-
-FOREIGN_WEIGHTS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
-"""Options of timm that fetch weights or read them from other files."""
 
 
 def without_foreign_weights(config: EncoderConfig) -> EncoderConfig:
@@ -107,8 +105,9 @@ def load_network(path: str | Path) -> EmbeddingNetwork:
         InputError: The file is missing, damaged or holds no network.
     """
     tensors, encoder_config, projector_config = _read(path)
-    encoder = create_encoder(without_foreign_weights(encoder_config))
-    network = EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, projector_config))
+    with bounded_by(tensors, path):
+        encoder = create_encoder(without_foreign_weights(encoder_config))
+        network = EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, projector_config))
     load_module(network, tensors, path)
     return network
 

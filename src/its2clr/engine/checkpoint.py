@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
+from its2clr.signals import interrupts_wait
 
 
 def save_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     """Write tensors and a JSON state to one file that is never half-written."""
     contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with atomic_path(path) as temporary:
+    needs = sum(tensor.nbytes for tensor in contiguous.values())
+    with interrupts_wait(), atomic_path(path, needs) as temporary:
         save_file(contiguous, temporary, metadata={"state": json.dumps(state)})
 
 

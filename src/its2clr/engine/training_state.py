@@ -22,6 +22,7 @@ from its2clr.engine.checkpoint import (
 from its2clr.engine.workspace import Workspace
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
+from its2clr.signals import interrupts_wait
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -55,8 +56,10 @@ class TrainingState(Generic[Found]):
         """Restore the last saved state; returns the number of finished epochs (0 if there is none)."""
         if not self._path.is_file():
             self._run.forget_after(self._stage, 0)
+            self._run.saved = self._stage, 0
             return 0
         epoch = self._load(self._path)
+        self._run.saved = self._stage, epoch
         self._run.engine.say(f"{self._stage}: continuing after epoch {epoch}")
         return epoch
 
@@ -67,7 +70,9 @@ class TrainingState(Generic[Found]):
         now = time.monotonic()
         if not last and now - self._saved_at < self._cost / SAVE_SHARE:
             return
-        self._write(self._path, epoch, self.found)
+        with interrupts_wait():
+            self._write(self._path, epoch, self.found)
+            self._run.saved = self._stage, epoch
         self._saved_at = time.monotonic()
         self._cost = self._saved_at - now
 

@@ -1,27 +1,12 @@
-"""Processes that train side by side: their share of the machine, how they end, and locks between them."""
+"""Processes that train side by side: their share of the machine, and locks between them."""
 
-import multiprocessing
-import multiprocessing.connection
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-
-@contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """Hold Ctrl-C back until the block ends; a process that is started in the block never hears it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+from its2clr.signals import leave_signals_to_parent
 
 
 def become_worker(number: int, count: int) -> None:
@@ -31,8 +16,7 @@ def become_worker(number: int, count: int) -> None:
         number: Which worker it is, from 0.
         count: How many there are.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    leave_signals_to_parent()
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -40,14 +24,6 @@ def become_worker(number: int, count: int) -> None:
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
-
-
-def _end_with_parent() -> None:
-    """End this worker if its parent was killed: it would go on, and hold the locks of its runs."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from typing import IO, TYPE_CHECKING
 
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
-from its2clr.files import read_metrics, write_text
+from its2clr.files import disk_full_said, read_metrics, write_text
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    from its2clr.engine.event_file import EventFile
 
 SAY_EVERY_SECONDS = 5.0
 """Metrics of an epoch are printed at most this often."""
@@ -28,13 +28,15 @@ class Workspace:
     Attributes:
         on_log: Called in the first process after every entry of the log, with its stage and epoch; an error that it
             raises stops the training, which can be continued.
+        saved: The stage that is being trained and its last saved epoch.
     """
 
     def __init__(self, path: Path, engine: Engine) -> None:
         self.path = path
         self.engine = engine
         self.on_log: Callable[[str, int], None] | None = None
-        self._writers: dict[str, SummaryWriter] = {}
+        self.saved: tuple[str, int] | None = None
+        self._events: dict[str, EventFile] = {}
         self._last_said = 0.0
 
     @contextmanager
@@ -46,7 +48,13 @@ class Workspace:
         """
         with (self.path / ".lock").open("w", encoding="utf-8") as file:
             self.engine.on_writer(lambda: _lock_file(file, self.path))
-            yield
+            try:
+                yield
+            except KeyboardInterrupt:
+                if self.saved is not None:
+                    stage, epoch = self.saved
+                    self.engine.say(f"{stage}: " + (f"saved after epoch {epoch}" if epoch else "no epoch is saved yet"))
+                raise
 
     def checkpoint(self, name: str) -> Path:
         """Path of a checkpoint by name."""
@@ -63,11 +71,10 @@ class Workspace:
         """Append to metrics.jsonl and TensorBoard, and print every few seconds; `unsaid` goes to the file only."""
         if not self.engine.is_writer:
             return
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        path = self.path / "metrics.jsonl"
+        with disk_full_said(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"stage": stage, "epoch": epoch, **values, **(unsaid or {})}) + "\n")
-        writer = self._writer(stage, epoch)
-        for name, value in values.items():
-            writer.add_scalar(f"{stage}/{name}", value, epoch)
+        self._event_file(stage, epoch).add(epoch, {f"{stage}/{name}": value for name, value in values.items()})
         now = time.monotonic()
         if now - self._last_said > SAY_EVERY_SECONDS or epoch == epochs:
             self._last_said = now
@@ -78,20 +85,18 @@ class Workspace:
 
     def forget_after(self, stage: str, epoch: int) -> None:
         """Drop metrics of epochs that will be repeated."""
-        if stage in self._writers:  # the next one purges what TensorBoard has of these epochs
-            self._writers.pop(stage).close()
+        self._events.pop(stage, None)  # the next file makes TensorBoard forget these epochs
         if self.engine.is_writer and (self.path / "metrics.jsonl").is_file():
             entries = read_metrics(self.path)
             kept = [entry for entry in entries if entry["stage"] != stage or entry["epoch"] <= epoch]
             write_text(self.path / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in kept))
 
-    def _writer(self, stage: str, epoch: int) -> "SummaryWriter":
-        if stage not in self._writers:
-            from torch.utils.tensorboard import SummaryWriter
+    def _event_file(self, stage: str, epoch: int) -> "EventFile":
+        if stage not in self._events:
+            from its2clr.engine.event_file import EventFile
 
-            folder = self.path / "tensorboard" / stage
-            self._writers[stage] = SummaryWriter(str(folder), purge_step=epoch)
-        return self._writers[stage]
+            self._events[stage] = EventFile(self.path / "tensorboard" / stage, epoch)
+        return self._events[stage]
 
 
 def _lock_file(file: IO[str], run: Path) -> None:

@@ -5,17 +5,18 @@ import multiprocessing
 import multiprocessing.connection
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from its2clr.engine.workers import become_worker, interrupts_wait
+from its2clr.engine.workers import become_worker
 from its2clr.experiments.metrics import ENCODER_OF_STAGE
 from its2clr.experiments.plan import Job
+from its2clr.plugins import allow_plugins, allowed_plugins
+from its2clr.processes import Worker, WorkerLost
+from its2clr.signals import interrupts_wait
 
 if TYPE_CHECKING:
     from its2clr.engine.devices import Engine
@@ -111,7 +112,7 @@ def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
     """Each worker takes the longest task whose start is finished; a worker that dies fails its own task only."""
     pending = dict(tasks)
     settled: dict[Job, bool] = {}
-    workers = [_Worker(number, count) for number in range(count)]
+    workers = [_Trainer(_serve, (allowed_plugins(), number, count)) for number in range(count)]
     try:
         while pending or any(worker.job for worker in workers):
             for job in [job for job in pending if job.start is not None and settled.get(job.start) is False]:
@@ -134,49 +135,31 @@ def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
                 worker.stop()
 
 
-class _Worker:
-    """A process that runs one task after the other; it is started with its first task, and again after a failure."""
+class _Trainer(Worker):
+    """A process that runs one task after the other; after a failure another one goes on."""
 
-    def __init__(self, number: int, count: int) -> None:
-        self._number, self._count = number, count
-        self._process: SpawnProcess | None = None
-        self.pipe: Connection
-        self.job: Job | None = None
+    job: Job | None = None
 
-    def give(self, task: Task) -> None:
-        if self._process is None:
-            context = multiprocessing.get_context("spawn")
-            self.pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs, self._number, self._count), daemon=True)
-            with interrupts_wait():  # Ctrl-C reaches the whole group; a worker that is still starting would die of it
-                self._process.start()
-            theirs.close()
-        self.job = task.job
-        with suppress(BrokenPipeError):  # it died meanwhile, which `take` will notice
-            self.pipe.send(task)
+    def give(self, piece: Task) -> None:
+        super().give(piece)
+        self.job = piece.job
 
     def take(self) -> Outcome:
         assert self.job is not None
         job, self.job = self.job, None
         try:
-            outcome: Outcome = self.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            outcome = Outcome(job, 0.0, LOST)
+            outcome: Outcome = super().take()
+        except WorkerLost:
+            return Outcome(job, 0.0, LOST)
         if outcome.failure is not None:
             self.stop()  # a process in which work on the GPU failed may fail at everything after it
         return outcome
 
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.join()
-            self.pipe.close()
-            self._process = None
 
-
-def _serve(pipe: Connection, number: int, count: int) -> None:
+def _serve(pipe: Connection, plugins: list[str], number: int, count: int) -> None:
     """Run tasks until the pipe closes, with a share of the cores and one of the GPUs."""
     become_worker(number, count)
+    allow_plugins(plugins)
     while True:
         try:
             task: Task = pipe.recv()

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from its2clr.cohort import Cohort
+from its2clr.cohort.layout import BAGS_FILE
 from its2clr.config import RunConfig
 from its2clr.errors import InputError
 from its2clr.experiments.metrics import OF_FEATURES
@@ -23,7 +25,6 @@ from its2clr.experiments.spec import (
     methods,
     starts,
 )
-from its2clr.files import hash_files
 from its2clr.settings import flatten, read_recipe, resolve_config, settings_by_key
 from its2clr.wording import did_you_mean
 
@@ -136,6 +137,7 @@ class Planner:
         self.base = resolve_config(self._recipe, self._values)
         self.name = cache(self._name)
         """Name of a job's folder: the same for the same training, whatever asked for it."""
+        self._identity = cache(self._read_identity)
 
     def job(self, cell: Cell, seed: int) -> Job:
         """The training a cell is measured on.
@@ -210,7 +212,7 @@ class Planner:
         if job.start is not None:
             config["pretrain"] = self.name(job.start)
         sub_bag_size = self.budget.sub_bag_size if job.resampling.sub_bags else None
-        described = [config, job.resampling.model_dump(), sub_bag_size, *self._fingerprint(job.cohort)]
+        described = [config, job.resampling.model_dump(), sub_bag_size, *self._identity(job.cohort)]
         return "-".join(filter(None, [job.stage, job.resampling.name, _digest(described)]))
 
     def folder(self, job: Job) -> Path:
@@ -221,7 +223,7 @@ class Planner:
         """Folder of a job's cohort: the user's, or where the resampled one belongs."""
         if job.resampling == Resampling():
             return Path(job.cohort)
-        described = [job.resampling.model_dump(), self.budget.sub_bag_size, *self._fingerprint(job.cohort)]
+        described = [job.resampling.model_dump(), self.budget.sub_bag_size, *self._identity(job.cohort)]
         return self.out / "cohorts" / f"{Path(job.cohort).name}-{job.resampling.name}-{_digest(described)}"
 
     def plan(self, cells: Iterable[Cell], seeds: int) -> dict[Job, Needs]:
@@ -246,9 +248,10 @@ class Planner:
         own = job.settings.get("aggregator.name", self.base.aggregator.name)
         return None if aggregator == own else aggregator
 
-    def _fingerprint(self, cohort: str) -> tuple[str, str]:
-        files = [Path(cohort) / name for name in ("bags.csv", "cohort.json")]
-        return str(Path(cohort).resolve()), hash_files(*files) if files[0].is_file() else ""
+    def _read_identity(self, cohort: str) -> tuple[str, str]:
+        """Where a cohort is, and what it is; of one that is not there, only where."""
+        folder = Path(cohort)
+        return str(folder.resolve()), Cohort.open(folder).identity().digest if (folder / BAGS_FILE).is_file() else ""
 
 
 def parse_cohorts(texts: Sequence[str]) -> dict[str, Path]:

@@ -17,6 +17,7 @@ from its2clr.experiments.pages import write_section
 from its2clr.experiments.plan import Job, Needs, Planner
 from its2clr.experiments.spec import Resampling, read_budget, select
 from its2clr.files import atomic_path, write_text
+from its2clr.plugins import check_allowed
 from its2clr.version import __version__
 
 Say = Callable[[str], None]
@@ -105,6 +106,10 @@ def needs_truth(job: Job) -> bool:
 
 
 def _task(job: Job, needs: Needs, planner: Planner, say: Say) -> Task:
+    config = planner.config(job)
+    check_allowed(config.plugins)
+    if config.engine.tile_folder != planner.base.engine.tile_folder:
+        raise InputError(f"{job.describe()}: engine.tile_folder is given after --set, not by a table's file")
     cohort = planner.resampled(job)
     if not (cohort / "bags.csv").is_file():
         summary = resample_cohort(
@@ -120,8 +125,7 @@ def _task(job: Job, needs: Needs, planner: Planner, say: Say) -> Task:
             f"{summary.witness_rate_before:.3f} -> {summary.witness_rate_after:.3f}"
         )
     aggregators = tuple(sorted(needs.aggregators, key=lambda name: name or ""))
-    settings = planner.config(job).model_dump(mode="json")
-    return Task(job, planner.folder(job), cohort, settings, aggregators, needs.features)
+    return Task(job, planner.folder(job), cohort, config.model_dump(mode="json"), aggregators, needs.features)
 
 
 def _introduction(

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from its2clr.cohort import Cohort
+from its2clr.cohort.identity import bag_contents
 from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tiles import TileFile
 from its2clr.errors import InputError
-from its2clr.files import read_json
-from its2clr.predict.prediction_folder import COHORT, INSTANCES, PREDICTIONS, PROVENANCE
+from its2clr.predict.prediction_folder import COHORT, INSTANCES, PREDICTIONS, PROVENANCE, read_provenance
 from its2clr.run.names import ENCODERS, REFINED, encoder_names
 from its2clr.run.scores import BagScores, Model, RunScores
 
@@ -72,6 +72,7 @@ class Source:
         places: Where every scored bag is, by its id, in the order in which they are shown: in a run positive bags come
             first, among predictions the most probable ones.
         split: The split that is shown if none is named; None: all.
+        outdated: What has changed since the bags were scored, in sentences.
     """
 
     path: Path
@@ -80,6 +81,7 @@ class Source:
     best: ScoredModel
     places: Mapping[str, Place]
     split: str | None = None
+    outdated: tuple[str, ...] = ()
 
     @property
     def best_first(self) -> tuple[ScoredModel, ...]:
@@ -179,7 +181,8 @@ def _run(path: Path) -> Source:
     everything = tuple(models.values())
     places = _places(scores.cohort, {bag_id: bag_id for bag_id in scores.bags["bag_id"].tolist()})
     places = dict(sorted(places.items(), key=lambda one: one[1].label != 1))
-    return Source(path, everything, usual or everything, models[scores.best], places, "test")
+    usual = usual or everything
+    return Source(path, everything, usual, models[scores.best], places, "test", tuple(scores.outdated()))
 
 
 def _predicted(path: Path) -> Source:
@@ -189,12 +192,18 @@ def _predicted(path: Path) -> Source:
     """
     provenance = path / PROVENANCE
     try:
+        described = read_provenance(path) if provenance.is_file() else {}
         bags = pd.read_csv(path / PREDICTIONS, dtype={"bag_id": str}, keep_default_na=False)
         table = pd.read_parquet(path / INSTANCES, columns=["bag_id", "instance", "x", "y", "probability"])
         probabilities = dict(zip(bags["bag_id"], bags["probability"].astype(float), strict=True))
-        described = read_json(provenance) if provenance.is_file() else {}
         likely_first = sorted(probabilities, key=lambda bag_id: -probabilities[bag_id])
         places = _predicted_places(path, described, likely_first)
+        scored = {
+            name: entry["tiles"][bag_id]
+            for entry in described.get("cohorts", ())
+            for name, bag_id in entry["bags"].items()
+            if "tiles" in entry  # predictions of an older version do not say it
+        }
     except (OSError, ValueError, KeyError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
@@ -205,8 +214,11 @@ def _predicted(path: Path) -> Source:
         if bag_id not in rows or bag_id not in places:
             raise InputError(f"{path}: no predictions for bag {bag_id!r}")
         tiles, part = places[bag_id].tiles(), rows[bag_id]
-        if not np.array_equal(part[["x", "y"]].to_numpy(), tiles.coords):
-            raise InputError(f"{path}: predictions of bag {bag_id!r} are not of the tiles in {tiles.path}")
+        wanted, place = scored.get(bag_id), places[bag_id]
+        found = None if wanted is None else bag_contents(place.cohort.path, [place.bag_id])[place.bag_id].tiles
+        if found != wanted or not np.array_equal(part[["x", "y"]].to_numpy(), tiles.coords):
+            advice = "restore them, or run `its2clr predict` again"
+            raise InputError(f"{path}: predictions of bag {bag_id!r} are not of the tiles in {tiles.path}; {advice}")
         truth = tiles.labels if tiles.has_labels else None
         instances = part["probability"].to_numpy(dtype=np.float64)
         return BagScores(bag_id, probabilities[bag_id], instances, tiles.coords, tiles.tile_size_level0, truth)

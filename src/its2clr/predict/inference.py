@@ -16,7 +16,7 @@ from its2clr.encoders.extraction import extract_features
 from its2clr.engine.devices import Engine
 from its2clr.engine.progress import ProgressBar
 from its2clr.errors import InputError
-from its2clr.plugins import import_plugins
+from its2clr.plugins import allow_named, import_plugins
 from its2clr.predict.model_file import TrainedModel
 from its2clr.predict.model_of_run import open_model
 from its2clr.run.scores import Scores
@@ -41,6 +41,7 @@ def open_for_prediction(
             raise InputError(
                 f"--set {key}: a trained model keeps its settings; only `engine.` settings and `plugins` can be given"
             )
+    allow_named(given)
     import_plugins(resolve_config(None, given).plugins)
     opened = model if isinstance(model, TrainedModel) else open_model(model)
     precision = {"engine.precision": opened.description.precision}

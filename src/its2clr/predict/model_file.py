@@ -20,12 +20,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from its2clr.aggregators.base import aggregator_names
-from its2clr.aggregators.stacked import build
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.archive import read_archive, write_archive
 from its2clr.config import EncoderConfig, OptionValue
-from its2clr.encoders.encoder import Encoder, create_encoder
-from its2clr.encoders.weights import FOREIGN_WEIGHTS
+from its2clr.encoders.encoder import FOREIGN_WEIGHTS, Encoder, create_encoder
+from its2clr.engine.bounded import bounded_by
 from its2clr.engine.checkpoint import load_module
 from its2clr.errors import InputError
 from its2clr.predict.calibration import Calibration
@@ -137,8 +136,10 @@ def load_model(path: str | Path) -> TrainedModel:
         if hashlib.sha256(parts[name]).hexdigest() != description.sha256.get(name):
             raise InputError(f"{path}: {name} does not belong to its model.json; {_ADVICE}")
     _require_aggregator(description, path)
-    encoder = create_encoder(description.encoder)
-    load_module(encoder, _tensors(parts[_ENCODER], path), path)
+    tensors = _tensors(parts[_ENCODER], path)
+    with bounded_by(tensors, path):
+        encoder = create_encoder(description.encoder)
+    load_module(encoder, tensors, path)
     return TrainedModel(description, encoder, _aggregators(description, _tensors(parts[_AGGREGATORS], path), path))
 
 
@@ -187,11 +188,7 @@ def _require_aggregator(description: ModelDescription, path: Path) -> None:
 
 def _aggregators(description: ModelDescription, state: dict[str, Tensor], path: Path) -> TrainedAggregators:
     part = description.aggregator
-    expected = build(part.name, part.options, part.feature_dim).state_dict()
-    shapes = {name: (len(part.seeds), *tensor.shape) for name, tensor in expected.items()}
-    if {name: tuple(tensor.shape) for name, tensor in state.items()} != shapes:
-        raise InputError(f"{path}: the weights do not fit the aggregator {part.name!r}; {_ADVICE}")
-    return TrainedAggregators(
+    aggregators = TrainedAggregators(
         name=part.name,
         options=part.options,
         feature_dim=part.feature_dim,
@@ -201,6 +198,12 @@ def _aggregators(description: ModelDescription, state: dict[str, Tensor], path: 
         history=[],
         state=state,
     )
+    with bounded_by(state, path):
+        expected = aggregators.template().state_dict()
+    shapes = {name: (len(part.seeds), *tensor.shape) for name, tensor in expected.items()}
+    if {name: tuple(tensor.shape) for name, tensor in state.items()} != shapes:
+        raise InputError(f"{path}: the weights do not fit the aggregator {part.name!r}; {_ADVICE}")
+    return aggregators
 
 
 def _tensors(content: bytes, path: Path) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from its2clr.predict.model_file import (
     save_model,
 )
 from its2clr.predict.tiling import Tiling
+from its2clr.run.made_from import changed_models
 from its2clr.run.names import aggregator_path, encoder_file, encoder_names
 from its2clr.run.results_file import measured
 from its2clr.run.scores import Model, RunScores
@@ -61,7 +62,8 @@ def open_model(path: str | Path) -> TrainedModel:
     import_plugins(scores.config.plugins)
     if (path / MODEL_FILE).is_file():
         written = load_model(path / MODEL_FILE)
-        if Model(written.description.encoder_name, written.description.aggregator.name) == scores.best:
+        same = Model(written.description.encoder_name, written.description.aggregator.name) == scores.best
+        if same and written.description.cohort.get("made_from") == _made_from(scores, scores.best):
             return written
     return model_of_run(path)
 
@@ -74,6 +76,7 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
     chosen = model or scores.best
     if chosen not in scores.models:
         raise InputError(f"{run}: no evaluated model {' + '.join(chosen)}")
+    made_from = _made_from(scores, chosen)
     own = config.aggregator.name
     aggregators = TrainedAggregators.load(
         aggregator_path(scores.run, chosen.encoder, None if chosen.aggregator == own else chosen.aggregator)
@@ -100,9 +103,26 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
         threshold=balanced_accuracy_threshold(labels, probability),
         calibration=fit_calibration(labels, probability).as_dict(),
         metrics=_plain(measured(scores.results, chosen)),
-        cohort=_plain({key: value for key, value in scores.results["cohort"].items() if key != "path"}),
+        cohort=_plain({key: value for key, value in scores.results["cohort"].items() if key != "path"})
+        | ({} if made_from is None else {"made_from": made_from}),
     )
     return join_model(description, encoder, aggregators)
+
+
+def _made_from(scores: RunScores, model: Model) -> dict[str, str] | None:
+    """Identity of cohort and weights that the evaluation of a model was made from; None of an older version.
+
+    Raises:
+        InputError: The weights have changed since.
+    """
+    known, name = scores.results.get("made_from"), " ".join(model)
+    if known is None:
+        return None
+    if name in changed_models(scores.run, scores.config, scores.results):
+        raise InputError(
+            f"{scores.run}: the weights of {name} are not those that were evaluated; restore them, or train a new run"
+        )
+    return {"cohort": known["cohort"], "model": known["models"][name]}
 
 
 def _validation(scores: RunScores, model: Model) -> tuple[Any, Any]:

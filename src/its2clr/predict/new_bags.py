@@ -15,7 +15,15 @@ from its2clr.predict.inference import open_for_prediction, score_bags
 from its2clr.predict.inputs import distinct_names, sort_inputs
 from its2clr.predict.model_file import TrainedModel
 from its2clr.predict.new_cohort import pack_inputs
-from its2clr.predict.prediction_folder import COHORT, PREDICTIONS, PROVENANCE, Predicted, check_folder, on_one_line
+from its2clr.predict.prediction_folder import (
+    COHORT,
+    PREDICTIONS,
+    Predicted,
+    check_folder,
+    claim_folder,
+    is_finished,
+    on_one_line,
+)
 from its2clr.units import MicronsPerPixel
 from its2clr.version import __version__
 from its2clr.wording import shortened_lines
@@ -52,6 +60,7 @@ def predict(
     out, tiling = Path(out), model.tiling
     check_folder(out)
     found = sort_inputs([inputs] if isinstance(inputs, str | Path) else inputs, tiling.kind)
+    engine.on_writer(lambda: claim_folder(out))
     packed = engine.on_writer(lambda: pack_inputs(found, out / COHORT, tiling, engine, default_mpp, workers))
     left_out, notes = [*found.left_out, *packed.left_out], list(packed.notes)
     cohorts = [Cohort.open(out / COHORT).without_labels()] if packed.any_bag else []
@@ -62,7 +71,6 @@ def predict(
         cohorts += [] if fitting is None else [fitting]
     left_out.sort(key=lambda one: one.row)
     if engine.is_writer:
-        out.mkdir(parents=True, exist_ok=True)
         write_problems(out, left_out)
     if not cohorts:
         _refuse(out, left_out)
@@ -94,7 +102,7 @@ def _fitting(cohort: Cohort, model: TrainedModel, left_out: list[LeftOut], notes
 
 def _refuse(out: Path, left_out: list[LeftOut]) -> None:
     lines = "\n  ".join(shortened_lines([on_one_line(one) for one in left_out]))
-    earlier = f"; the {PREDICTIONS} there is from an earlier call" if (out / PROVENANCE).is_file() else ""
+    earlier = f"; the {PREDICTIONS} there is from an earlier call" if is_finished(out) else ""
     raise InputError(f"nothing could be predicted ({out / PROBLEMS_FILE}{earlier}):\n  {lines}")
 
 
@@ -161,6 +169,7 @@ def _provenance(model: TrainedModel, cohorts: list[Cohort], engine: Engine, pred
             {
                 "path": str(cohort.path.resolve()),
                 "bags": {next(names): bag_id for bag_id in cohort.bags["bag_id"].tolist()},
+                "tiles": {bag.bag_id: bag.tiles for bag in cohort.identity().bags},
             }
             for cohort in cohorts
         ],

@@ -4,7 +4,8 @@
 predictions.csv      bag_id,source,n_instances,probability,calibrated_probability,predicted_label
 instances.parquet    bag_id,instance,name,x,y,probability,tile_size_level0
 problems.csv         bag_id,file,row,problem: what was not predicted, and why
-prediction.json      which model gave these numbers, and the cohorts that hold the tiles
+prediction.json      which model gave these numbers, and the cohorts that hold the tiles; there from the beginning,
+                     and with nothing but `unfinished` in it until the tables are whole
 scores.json          the predictions against labels, where they were scored
 cohort/              the tiles of new slides and images
 ```
@@ -19,7 +20,8 @@ import pandas as pd
 from its2clr.cohort import LeftOut
 from its2clr.cohort.layout import INFO_FILE, PROBLEMS_FILE
 from its2clr.errors import InputError
-from its2clr.files import atomic_path, read_json, write_json
+from its2clr.files import atomic_path, read_json, remove_half_written, write_json
+from its2clr.version import __version__
 from its2clr.wording import shortened_lines
 
 PREDICTIONS = "predictions.csv"
@@ -27,6 +29,7 @@ INSTANCES = "instances.parquet"
 PROVENANCE = "prediction.json"
 SCORES = "scores.json"
 COHORT = "cohort"
+_UNFINISHED = "unfinished"
 _PROBABILITIES = ["probability", "calibrated_probability"]
 
 
@@ -62,7 +65,8 @@ class Predicted:
         return lines + shortened_lines([f"note: {note}" for note in self.notes], more="more notes")
 
     def write(self, provenance: dict[str, Any]) -> None:
-        """Write the tables, and what is known about the model that gave them."""
+        """Write the tables, and what is known about the model that gave them; until all is there, it is unfinished."""
+        claim_folder(self.out, anew=True)
         (self.out / SCORES).unlink(missing_ok=True)  # they belong to the predictions that these replace
         with atomic_path(self.out / INSTANCES) as temporary:
             self.instances.to_parquet(temporary, index=False)
@@ -87,20 +91,51 @@ def check_folder(out: Path) -> None:
         raise InputError(f"{out}: holds a {foreign[0]} that `its2clr predict` did not write; give another folder")
 
 
+def claim_folder(out: Path, *, anew: bool = False) -> None:
+    """Note that predictions are being written into a folder: the same command may go on in it, and no one reads it.
+
+    Args:
+        out: The folder, which `check_folder` has checked; made if missing.
+        anew: Whether finished predictions there, if any, are about to be replaced.
+    """
+    remove_half_written(out, below=False)
+    if anew or not (out / PROVENANCE).is_file():
+        write_json(out / PROVENANCE, {"its2clr": __version__, _UNFINISHED: True})
+
+
+def is_finished(out: Path) -> bool:
+    """Whether a folder holds predictions that were written to their end."""
+    try:
+        read_provenance(out)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """What is known about the model that gave the predictions.
+
+    Raises:
+        InputError: The predictions were not written to their end.
+    """
+    found: dict[str, Any] = read_json(folder / PROVENANCE)
+    if _UNFINISHED in found:
+        raise InputError(
+            f"{folder}: its predictions are not finished; run the same `its2clr predict` again, which goes on there"
+        )
+    return found
+
+
 def read_predictions(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """What is known about the model, and the probabilities of each bag.
 
     Raises:
         InputError: The folder holds no predictions, or they cannot be read.
     """
-    for name in (PREDICTIONS, PROVENANCE):
-        if not (folder / name).is_file():
-            raise InputError(
-                f"{folder}: not a folder of predictions (it has no {name}); `its2clr predict MODEL INPUT --out FOLDER` "
-                "makes one"
-            )
+    _require(folder, PROVENANCE)
     try:
-        provenance = read_json(folder / PROVENANCE)
+        provenance = read_provenance(folder)
+        _require(folder, PREDICTIONS)
         known = {"model": provenance["model"], "threshold": float(provenance["threshold"])}
         table = pd.read_csv(
             folder / PREDICTIONS,
@@ -109,11 +144,21 @@ def read_predictions(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
             converters=dict.fromkeys(_PROBABILITIES, float),  # exact: a probability may equal the threshold
         )[["bag_id", *_PROBABILITIES]]
     except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{folder}: its predictions cannot be read ({error}); run `its2clr predict` again") from error
     repeated = table["bag_id"][table["bag_id"].duplicated()].tolist()
     if repeated:
         raise InputError(f"{folder / PREDICTIONS}: bag_id {repeated[0]!r} is there twice; run `its2clr predict` again")
     return known, table.set_index("bag_id")
+
+
+def _require(folder: Path, name: str) -> None:
+    if not (folder / name).is_file():
+        raise InputError(
+            f"{folder}: not a folder of predictions (it has no {name}); `its2clr predict MODEL INPUT --out FOLDER` "
+            "makes one"
+        )
 
 
 def on_one_line(one: LeftOut) -> str:

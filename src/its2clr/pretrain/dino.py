@@ -23,21 +23,43 @@ class Dino(nn.Module):
     Args:
         network: Its encoder becomes the student's; its projector is not used.
         config: Head, temperatures, local views.
+
+    Attributes:
+        epoch: Number of the epoch from 0; the loop sets it.
     """
 
     def __init__(self, network: EmbeddingNetwork, config: DinoConfig) -> None:
         super().__init__()
         self._config = config
+        self.epoch = 0
         self.student = EmbeddingNetwork(network.encoder, self._head(network.encoder.feature_dim))
         self.teacher = EmbeddingNetwork(frozen_copy(network.encoder), self._head(network.encoder.feature_dim))
         self.teacher.head.load_state_dict(self.student.head.state_dict())  # deepcopy fails on its weight norm
         deactivate_requires_grad(self.teacher)
         self.cross_entropy = DINOLoss(
             config.output_dim,
+            warmup_teacher_temp=config.first_teacher_temperature,
             teacher_temp=config.teacher_temperature,
+            warmup_teacher_temp_epochs=config.teacher_warmup_epochs,
             student_temp=config.student_temperature,
             center_momentum=config.centre_momentum,
         )
+
+    @property
+    def teacher_temperature(self) -> float:
+        """Temperature of the teacher in this epoch."""
+        warmup = self.cross_entropy.teacher_temp_schedule
+        return float(warmup[self.epoch]) if self.epoch < len(warmup) else self._config.teacher_temperature
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Temperature and frozen prototypes depend on the epoch."""
+        self.epoch = epoch
+
+    def edit_gradients(self) -> None:
+        """Drop the gradients of the prototypes as long as they are frozen."""
+        head = self.student.head
+        assert isinstance(head, DINOProjectionHead)
+        head.cancel_last_layer_gradients(self.epoch)
 
     def forward(self, images: Tensor, crops: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Features (2B, D) of the student; its outputs for all views over the teacher's for the first two."""
@@ -50,7 +72,8 @@ class Dino(nn.Module):
     def loss(self, embeddings: Tensor, labels: Tensor | None, anchors: Tensor | None) -> Tensor:  # noqa: ARG002
         """Cross-entropy of every pair of different views; also moves the centre, by the mean over all processes."""
         views = embeddings.chunk(4 + self._config.local_views)
-        loss: Tensor = self.cross_entropy([view.detach() for view in views[-2:]], list(views[:-2]))
+        targets = [view.detach() for view in views[-2:]]
+        loss: Tensor = self.cross_entropy(targets, list(views[:-2]), self.teacher_temperature)
         return loss
 
     def spread(self, embeddings: Tensor) -> float:
@@ -61,7 +84,7 @@ class Dino(nn.Module):
         prototype: the two ways in which DINO collapses.
         """
         teacher = torch.cat(embeddings.chunk(4 + self._config.local_views)[-2:]).float()
-        logits = (teacher - self.cross_entropy.center[0]) / self._config.teacher_temperature
+        logits = (teacher - self.cross_entropy.center[0]) / self.teacher_temperature
         shares = logits.softmax(dim=1)
         together = shares.mean(0)
         information = torch.special.entr(together).sum() - torch.special.entr(shares).sum(1).mean()
@@ -71,7 +94,14 @@ class Dino(nn.Module):
         config = self._config
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # lightly uses torch's older weight norm
-            return DINOProjectionHead(feature_dim, config.hidden_dim, config.bottleneck_dim, config.output_dim)
+            return DINOProjectionHead(
+                feature_dim,
+                config.hidden_dim,
+                config.bottleneck_dim,
+                config.output_dim,
+                freeze_last_layer=config.frozen_epochs,
+                norm_last_layer=config.norm_last_layer,
+            )
 
 
 @register_pretraining("dino")
@@ -86,4 +116,14 @@ def dino(network: EmbeddingNetwork, config: PretrainConfig) -> Method:
     local = config.dino
     crops = LocalCrops(local.local_views, local.local_scale, local.local_size) if local.local_views else None
     kept = EmbeddingNetwork(learner.teacher.encoder, network.head)
-    return Method(learner, learner.loss, kept, update, crops, spread=learner.spread, records=False)
+    return Method(
+        learner,
+        learner.loss,
+        kept,
+        update,
+        crops,
+        spread=learner.spread,
+        records=False,
+        begin_epoch=learner.begin_epoch,
+        edit_gradients=learner.edit_gradients,
+    )

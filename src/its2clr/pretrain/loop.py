@@ -15,7 +15,7 @@ from its2clr.engine.training_state import TrainingState
 from its2clr.pretrain.method import METHODS, Method
 from its2clr.pretrain.validation_checks import Checks, ChecksFound
 from its2clr.seeds import derive_seed, torch_generator
-from its2clr.training import Batches, TrainingStep, cosine_or_constant, train_epoch, warmed_up
+from its2clr.training import Batches, TrainingStep, cosine_or_constant, train_epoch, warmed_up, weight_decays
 
 
 @dataclass
@@ -54,6 +54,7 @@ def pretrain(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> 
         engine,
         crops=method.crops,
         records=method.records,
+        edit_gradients=method.edit_gradients,
     )
     progress = Progress()
     state = TrainingState(run, "pretrain", method.network, step.optimiser, progress)
@@ -68,14 +69,17 @@ def pretrain(network: EmbeddingNetwork, context: Context, best: BestEncoder) -> 
             break
         indices = epoch_indices(len(train.tiles), batch_size, context.seed, epoch, steps)
         batches = Batches(indices, None if labels is None else labels[indices])
+        if method.begin_epoch is not None:
+            method.begin_epoch(epoch)
         rates = warmed_up(cosine_or_constant(config, epoch, config.epochs, steps), epoch, config.warmup_epochs)
 
         def after_step(number: int, before: int = epoch * steps) -> None:
             if method.update is not None:
                 method.update(before + number, config.epochs * steps)
 
+        decays = weight_decays(config, epoch, steps)
         keys = (context.seed, "pretrain", epoch + 1)
-        result = train_epoch(step, batches, rates, keys, after_step, method.spread)
+        result = train_epoch(step, batches, rates, keys, after_step, method.spread, decays)
         if not method.labelled:
             guard.check(epoch + 1, result.loss, result.spread)
         run.log("pretrain", epoch + 1, config.epochs, vars(result), guard.limits)

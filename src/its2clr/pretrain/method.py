@@ -38,6 +38,9 @@ class Method:
         spread: How far the embeddings of a step are spread; 0 if all tiles give the same.
         records: Whether its step can be recorded as a CUDA graph.
         labelled: Whether the loss needs the labels of the tiles' bags; such a method cannot collapse.
+        begin_epoch: Called before every epoch with its number from 0.
+        edit_gradients: Called in every step before the optimiser uses the gradients. In a recorded step it only does
+            what it did at the recording.
     """
 
     network: nn.Module
@@ -49,6 +52,8 @@ class Method:
     spread: Callable[[Tensor], float] = embedding_spread
     records: bool = True
     labelled: bool = False
+    begin_epoch: Callable[[int], None] | None = None
+    edit_gradients: Callable[[], None] | None = None
 
 
 Prepare = Callable[[EmbeddingNetwork, PretrainConfig], Method]

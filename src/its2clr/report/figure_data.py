@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from its2clr.cohort.features.feature_file import feature_path
 from its2clr.evaluation.arrays import both_classes
+from its2clr.hdf5 import open_hdf5
 from its2clr.report import figures
 from its2clr.report.figures import Curve, Line, Panel, Reliability
 from its2clr.report.run_facts import Decisions, Scored
@@ -272,6 +272,6 @@ def _all_there(run: Path, encoder: str, chosen: pd.DataFrame) -> bool:
 def _features(run: Path, encoder: str, chosen: pd.DataFrame) -> NDArray[np.float64]:
     parts = []
     for bag, rows in chosen.groupby("bag_id", sort=False)["instance"]:
-        with h5py.File(feature_path(run / "features" / encoder, str(bag)), "r") as file:
+        with open_hdf5(feature_path(run / "features" / encoder, str(bag))) as file:
             parts.append(np.asarray(file["features"][np.sort(rows.to_numpy())], dtype=np.float64))
     return np.concatenate(parts)

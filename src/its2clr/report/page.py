@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from its2clr.errors import InputError
+from its2clr.errors import DiskFullError, InputError
 from its2clr.files import write_text
 from its2clr.report import figure_data, figures, page_tables, shown_tiles, words
 from its2clr.report.run_facts import Decisions, RunFacts, called_at_validation, collect
@@ -58,7 +58,7 @@ def _write(run: str | Path, out: str | Path | None = None) -> tuple[Path, RunFac
 def reported(run: Path, say: Callable[[str], None], *, enabled: bool = True) -> Iterator[None]:
     """Write the report when the block ends; when it fails, note the reason and write the report all the same.
 
-    A report that cannot be written is said, and never an error.
+    On a full disk there is no report. A report that cannot be written is said, and never an error.
 
     Args:
         run: Folder of the run.
@@ -75,7 +75,7 @@ def reported(run: Path, say: Callable[[str], None], *, enabled: bool = True) -> 
     except BaseException as error:
         with suppress(OSError):
             note_failure(run, error)
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not isinstance(error, DiskFullError):
             _try_to_write(run, say, failed=True)
         raise
     _try_to_write(run, say)

@@ -5,7 +5,7 @@ the test bags is read but how many there are.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort
+from its2clr.cohort.identity import said_changes
 from its2clr.cohort.layout import PROBLEMS_FILE
 from its2clr.config import RunConfig
 from its2clr.errors import InputError, Its2clrError
@@ -24,6 +25,7 @@ from its2clr.files import read_json, read_metrics
 from its2clr.refine.remedies import said_retry
 from its2clr.report.run_state import State, state_of
 from its2clr.run.handover import preferred_encoders
+from its2clr.run.made_from import outdated, read_made_from
 from its2clr.run.names import ENCODERS, encoder_names
 from its2clr.run.results_file import describe_rounds, measured, read_retries, read_rounds, rounds_health
 from its2clr.run.saved import require_run_config
@@ -158,6 +160,8 @@ def collect(run: str | Path) -> RunFacts:
         facts.cohort = facts.attempt("The cohort", whole.without_test)
         if (whole.bags["split"] == "test").any():
             facts.unseen = whole.split("test").without_labels()
+    if whole is not None:
+        facts.attempt("What the run was made from", lambda: _note_changes(facts, whole))
     problems = cohort_path / PROBLEMS_FILE
     if problems.is_file():
         facts.left_out = facts.attempt("problems.csv", lambda: len(pd.read_csv(problems, dtype=str))) or 0
@@ -171,6 +175,20 @@ def collect(run: str | Path) -> RunFacts:
         found = facts.attempt("Rounds", lambda: rounds_of_training(folder, facts.cohort, config))
         facts.rounds, facts.health = found or ([], None)
     return facts
+
+
+def _note_changes(facts: RunFacts, cohort: Cohort) -> None:
+    """Say among the problems what has changed since the run was evaluated or, before that, since it began."""
+    if facts.results is not None:
+        lines = outdated(facts.run, facts.config, facts.results, cohort)
+        if lines:
+            words = "The results below are out of date: cohort or models have changed since they were measured."
+            facts.state = replace(facts.state, name="outdated", words=words, command=None)
+    else:
+        before = read_made_from(facts.run)
+        changes = [] if before is None else cohort.without_test().identity().changes_since(before.without_test())
+        lines = [f"the cohort has changed since the run began: {line}" for line in said_changes(changes)]
+    facts.problems += lines
 
 
 def called_at_validation(models: Sequence[Scored]) -> dict[str, Decisions]:

@@ -5,13 +5,16 @@ from typing import Any
 
 import yaml
 
+from its2clr.cohort import Cohort
+from its2clr.cohort.identity import Identity, only_test_labels, said_changes
 from its2clr.config import RunConfig
 from its2clr.engine.devices import Engine
 from its2clr.engine.workspace import Workspace
 from its2clr.errors import InputError
-from its2clr.files import hash_files, read_json, remove_half_written, write_json, write_text
+from its2clr.files import hash_files, is_as_recorded, read_json, record, remove_half_written, write_json, write_text
+from its2clr.run.made_from import MADE_FROM_FILE, read_made_from
 from its2clr.run.saved import read_run_config
-from its2clr.settings import config_difference
+from its2clr.settings import config_difference, without_folders
 from its2clr.units import TilePixels
 from its2clr.version import __version__
 
@@ -43,8 +46,9 @@ class RunDirectory(Workspace):
         self.cohort = Path(cohort).resolve()
         engine.barrier()
         if not begun and engine.is_writer:
-            (self.path / "state.json").unlink(missing_ok=True)
-            document = {"cohort": str(self.cohort), **self.config.model_dump(mode="json")}
+            for name in ("state.json", MADE_FROM_FILE):
+                (self.path / name).unlink(missing_ok=True)
+            document = {"cohort": str(self.cohort), **without_folders(self.config.model_dump(mode="json"))}
             write_text(self.path / "config.yaml", yaml.safe_dump(document, sort_keys=False))
         if engine.is_writer:
             remove_half_written(self.path)
@@ -65,21 +69,87 @@ class RunDirectory(Workspace):
         size: TilePixels | None = self._state().get("tile_size")
         return size
 
-    def check_cohort(self, tile_size: TilePixels) -> None:
-        """Remember the cohort when it is first used; refuse it when its bags have changed since.
+    def check_cohort(self, cohort: Cohort) -> Identity:
+        """Remember what the cohort is when it is first used; refuse it when it has changed since.
+
+        Labels of test bags may change, since no training sees them; this is said.
+
+        Args:
+            cohort: The whole cohort of the run.
+
+        Returns:
+            What it is now.
 
         Raises:
-            InputError: The folder holds other bags than when the run began.
+            InputError: The cohort is not the one that the run began with.
         """
-        fingerprint = hash_files(self.cohort / "bags.csv", self.cohort / "cohort.json")
-        state = self._state()
-        if state.get("cohort", fingerprint) != fingerprint:
-            raise InputError(
-                f"{self.cohort}: the cohort has changed since {self.path} began; start a new run folder for it"
-            )
-        if "cohort" not in state and self.engine.is_writer:
-            write_json(self.path / "state.json", {**state, "cohort": fingerprint, "tile_size": tile_size})
+        identity = self.engine.on_writer(lambda: self._checked(cohort))
         self.engine.barrier()
+        return identity
+
+    def _checked(self, cohort: Cohort) -> Identity:
+        with self.engine.progress("check", len(cohort), "bags") as progress:
+            now = cohort.identity(progress.reach)
+        before, state = read_made_from(self.path), self._state()
+        if before is None:
+            of_tables = hash_files(self.cohort / "bags.csv", self.cohort / "cohort.json")
+            if state.get("cohort", of_tables) != of_tables:
+                self._refuse_cohort(["other bags.csv or cohort.json"])
+            if "cohort" in state:
+                self.engine.say(f"{self.path}: begun by an older version; from now on the tiles are watched, too")
+            write_json(self.path / MADE_FROM_FILE, now.as_dict())
+            write_json(self.path / "state.json", {**state, "cohort": now.digest, "tile_size": cohort.tile_size})
+            return now
+        changes = now.changes_since(before)
+        if not only_test_labels(changes):
+            self._refuse_cohort(said_changes(changes))
+        for line in said_changes(changes):
+            self.engine.say(f"test labels have changed since the run began; no training has seen them. {line}")
+        return now
+
+    def _refuse_cohort(self, lines: list[str]) -> None:
+        raise InputError(
+            f"{self.cohort}: the cohort has changed since {self.path} began; restore it, or train a new run "
+            "(another --out folder):\n  " + "\n  ".join(lines)
+        )
+
+    def check_given(self, setting: str, path: Path) -> None:
+        """Remember a file or folder that a setting names when it is first used; refuse it when it has changed since.
+
+        One that is not there any more is no harm: the run has taken from it what it needs.
+
+        Raises:
+            InputError: It holds something else than when the run began.
+        """
+
+        def check() -> None:
+            state = self._state()
+            given = state.setdefault("given", {})
+            if not path.exists():
+                return
+            if setting not in given:
+                given[setting] = record(path)
+                write_json(self.path / "state.json", state)
+            elif not is_as_recorded(path, given[setting]):
+                raise InputError(
+                    f"{setting}: {path} has changed since {self.path} began; restore it, or train a new run "
+                    "(another --out folder)"
+                )
+
+        self.engine.on_writer(check)
+
+    def check_written(self, stage: str) -> None:
+        """Refuse files of a finished stage that are not those it wrote; one that was removed is missed when needed.
+
+        Raises:
+            InputError: With the file.
+        """
+        for name, recorded in (self.done(stage) or {}).get("files", {}).items():
+            if (self.path / name).exists() and not is_as_recorded(self.path / name, recorded):
+                raise InputError(
+                    f"{self.path / name}: is not what `{stage}` wrote; restore it, or train a new run (an encoder can "
+                    "be given as --set pretrain.start=FILE)"
+                )
 
     def done(self, stage: str) -> dict[str, Any] | None:
         """What a finished stage noted, or None when it is not finished."""
@@ -90,11 +160,12 @@ class RunDirectory(Workspace):
         stages: dict[str, dict[str, Any]] = self._state()["stages"]
         return stages
 
-    def mark_done(self, stage: str, **notes: Any) -> None:
-        """Note that a stage is finished; later calls skip it."""
+    def mark_done(self, stage: str, files: tuple[Path, ...] = (), **notes: Any) -> None:
+        """Note that a stage is finished, and which files it wrote; later calls skip it."""
         if self.engine.is_writer:
             state = self._state()
-            state["stages"][stage] = notes
+            written = {str(file.relative_to(self.path)): record(file) for file in files}
+            state["stages"][stage] = {**notes, **({"files": written} if written else {})}
             write_json(self.path / "state.json", state)
         self.engine.barrier()
 

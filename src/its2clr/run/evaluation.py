@@ -21,6 +21,7 @@ from its2clr.files import read_json, read_metrics, write_json
 from its2clr.refine.remedies import said_retry
 from its2clr.refine.rounds import threshold_by_rule
 from its2clr.run.handover import HANDOVER_FILE
+from its2clr.run.made_from import model_digest
 from its2clr.run.names import ENCODERS, REFINED, START, encoder_names
 from its2clr.run.results_file import (
     Round,
@@ -40,7 +41,8 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     """Measure every trained pair of encoder and aggregator on the test bags, and write what was found into the run.
 
     Writes `results.json`, and for all splits `predictions.parquet` (one row per instance and pair) and
-    `bag_predictions.csv`. If nothing was trained since the last evaluation, its results are read and nothing is done.
+    `bag_predictions.csv`. If models and cohort are those of the last evaluation, its results are read and nothing is
+    done. After labels of test bags were corrected, everything is measured anew.
 
     Args:
         stages: The run.
@@ -50,21 +52,31 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
         The content of `results.json`.
 
     Raises:
-        InputError: No aggregator is trained yet.
+        InputError: No aggregator is trained yet, or cohort or models have changed since they were trained.
     """
     run, models = stages.run, stages.trained()
     if not models:
         raise InputError(f"{run.path}: nothing to evaluate yet; run `its2clr fit` or `its2clr aggregate` on it first")
     done = run.done("evaluate") or {}
     of_features = of_features or done.get("of_features", False)
-    notes = {"models": [" ".join(model) for model in models], "of_features": of_features, "splits": list(SPLITS)}
+    cohort = Cohort.open(run.cohort)
+    made_from = {
+        "cohort": run.check_cohort(cohort).digest,
+        "models": {" ".join(model): model_digest(run.path, run.config, *model) for model in models},
+    }
+    notes: dict[str, Any] = {
+        "models": [" ".join(model) for model in models],
+        "of_features": of_features,
+        "splits": list(SPLITS),
+        "made_from": made_from,
+    }
+    for stage in run.finished():
+        run.check_written(stage)
     results: dict[str, Any]
     if done == notes:
         stages.engine.say("evaluate: already done")
         results = read_json(run.path / RESULTS_FILE)
         return results
-    cohort = Cohort.open(run.cohort)
-    run.check_cohort(cohort.tile_size)
     unlabelled = {name: cohort.split(name).without_labels() for name in SPLITS}
     scores: dict[Model, dict[str, Scores]] = {}
     for model in models:
@@ -82,6 +94,7 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
             results[encoder] |= _feature_quality(stages, encoder, cohort)
     results |= {
         "cohort": {"path": str(run.cohort), **describe_cohort(cohort)},
+        "made_from": made_from,
         "aggregator": run.config.aggregator.name,
         "names": encoder_names(run.config),
         "seconds": training_seconds(read_metrics(run.path)),
@@ -93,8 +106,8 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     if health is not None:
         results["health"] = health
     if stages.engine.is_writer:
-        write_json(run.path / RESULTS_FILE, results)
-        write_predictions(run.path, cohort, scores)
+        write_predictions(run.path, cohort, scores, made_from)
+        write_json(run.path / RESULTS_FILE, results)  # last: it says what the tables were made from
     run.mark_done("evaluate", **notes)
     return results
 

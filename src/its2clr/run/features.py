@@ -1,5 +1,6 @@
 """Features of bags by the encoders of a run: read from its feature files, or extracted and written there."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import load_network
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
-from its2clr.files import hash_files
 from its2clr.plugins import import_plugins
 from its2clr.run.directory import RunDirectory
+from its2clr.run.made_from import feature_maker
 from its2clr.run.names import ENCODERS, STAGE_OF, encoder_file
 from its2clr.run.saved import require_run_config
 from its2clr.tile_store import TileStore
@@ -64,32 +65,41 @@ class RunFeatures:
 
     def maker(self, encoder: str) -> str:
         """What the feature files say they were made with: network, encoder, and a hash of its weights."""
-        file = encoder_file(self.run.path, encoder)
-        return f"{self.run.config.encoder.name} {encoder} {hash_files(file)}"
+        return feature_maker(self.run.path, self.run.config, encoder)
 
     def _read_or_extract(self, encoder: str, cohort: Cohort) -> torch.Tensor:
         maker, folder = self.maker(encoder), self.run.path / "features" / encoder
         paths = [feature_path(folder, bag_id) for bag_id in cohort.bags["bag_id"]]
         files = [read_feature_file(path) if path.is_file() else None for path in paths]
-        if self.engine.broadcast(any(file is None or file.encoder != maker for file in files)):
+        made_from = self._content(cohort)
+        stale = [
+            file is None or (file.encoder, file.tiles) != (maker, tiles)
+            for file, tiles in zip(files, made_from, strict=True)
+        ]
+        if self.engine.broadcast(any(stale)):
             flat = self.extract(encoder, cohort)
             if self.engine.is_writer:
-                write_features(cohort, flat.cpu().numpy(), folder, maker)
+                write_features(cohort, flat.cpu().numpy(), folder, maker, made_from)
         else:
             flat = torch.from_numpy(np.concatenate([file.features for file in files if file is not None]))
         self.engine.barrier()
         return flat
 
     def _remembered(self, encoder: str, cohort: Cohort) -> torch.Tensor:
-        key = (encoder, *cohort.bags["bag_id"])
+        key = (self.maker(encoder), *self._content(cohort))
         if key not in self._held:
             self._held[key] = self.extract(encoder, cohort)
         return self._held[key]
 
+    def _content(self, cohort: Cohort) -> list[str]:
+        """What the features of each bag depend on besides the encoder: a hash of its tiles."""
+        return self.engine.on_writer(lambda: [bag.tiles for bag in cohort.without_labels().identity().bags])
+
     def _tiles(self, cohort: Cohort) -> TileStore:
         if cohort.path.resolve() == self.run.cohort:
             for bags in self._decoded:
-                if np.array_equal(cohort.bags["bag_id"].to_numpy(dtype=str), bags.bag_ids):
+                same = np.array_equal(cohort.bags["bag_id"].to_numpy(dtype=str), bags.bag_ids)
+                if same and bags.tiles.content == self.engine.on_writer(lambda: cohort.identity().tiles):
                     return bags.tiles
         return TileStore.from_cohort(cohort.without_labels(), self.engine)
 
@@ -115,7 +125,7 @@ def require_encoder(run: RunDirectory, encoder: str) -> Path:
     """The checkpoint of an encoder of a run.
 
     Raises:
-        InputError: There is no such encoder (yet).
+        InputError: There is no such encoder (yet), or it is not the one that the run trained.
     """
     if encoder not in ENCODERS:
         raise InputError(f"no encoder named {encoder!r}; there are {', '.join(ENCODERS)}")
@@ -125,18 +135,29 @@ def require_encoder(run: RunDirectory, encoder: str) -> Path:
         raise InputError(
             f"{run.path}: the {encoder} encoder is not there yet; run `its2clr {command}` on this run first"
         )
+    run.check_written(stage)
     return encoder_file(run.path, encoder)
 
 
-def write_features(cohort: Cohort, features: NDArray[np.float32], folder: Path, maker: str) -> None:
-    """Write one feature file per bag of a cohort."""
+def write_features(
+    cohort: Cohort, features: NDArray[np.float32], folder: Path, maker: str, made_from: Sequence[str]
+) -> None:
+    """Write one feature file per bag of a cohort.
+
+    Args:
+        cohort: The bags.
+        features: (N, D) of all their instances.
+        folder: Where to.
+        maker: What made them.
+        made_from: Hash of the tiles of each bag.
+    """
     offsets = cohort.offsets()
     for number, bag_id in enumerate(cohort.bags["bag_id"]):
         tiles = cohort.tile_file(bag_id)
         rows = slice(offsets[number], offsets[number + 1])
         write_feature_file(
             feature_path(folder, tiles.bag_id),
-            FeatureFile(features[rows], tiles.coords, maker),
+            FeatureFile(features[rows], tiles.coords, maker, made_from[number]),
             bag_id=tiles.bag_id,
             tile_size=tiles.tile_size,
             tile_size_level0=tiles.tile_size_level0,

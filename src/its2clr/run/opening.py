@@ -51,10 +51,10 @@ def open_run(
     if recipe is None and saved is None:
         recipe = FEATURES if info is not None and info.kind == "features" else STANDARD
     resolved = with_features(resolve_config(recipe, overrides, base), info)
+    import_plugins(resolved.plugins)
     config = with_constants(resolved, None if saved is None else saved[0])
     if saved is None and config.pretrain.start is not None:
         check_same_network(started_from(config.pretrain.start), config)
-    import_plugins(config.plugins)
     engine = engine or Engine(config.engine)
     if quiet:
         engine.bars.enabled = False

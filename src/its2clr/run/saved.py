@@ -7,7 +7,7 @@ import yaml
 from its2clr.config import RunConfig
 from its2clr.errors import InputError
 from its2clr.run.older_runs import upgrade
-from its2clr.settings import validate_config
+from its2clr.settings import validate_config, without_folders
 
 
 def require_run_config(path: str | Path) -> tuple[RunConfig, Path]:
@@ -41,4 +41,4 @@ def read_run_config(path: str | Path) -> tuple[RunConfig, Path] | None:
     cohort, inside = Path(document.pop("cohort")), Path(path) / "cohort"
     if not cohort.exists() and inside.is_dir():  # a run that was moved with its cohort in it, such as the demo
         cohort = inside
-    return validate_config(document, str(file)), cohort
+    return validate_config(without_folders(document), str(file)), cohort

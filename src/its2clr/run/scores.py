@@ -14,10 +14,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort
+from its2clr.cohort.identity import Identity, bag_contents
+from its2clr.cohort.layout import tile_path
 from its2clr.cohort.splits import SPLITS
 from its2clr.errors import InputError
-from its2clr.files import atomic_path, read_json
+from its2clr.files import atomic_path, read_json, stamp
 from its2clr.run.handover import preferred_encoders
+from its2clr.run.made_from import feature_maker, outdated, read_made_from
+from its2clr.run.names import encoder_file
 from its2clr.run.saved import require_run_config
 from its2clr.units import Level0Pixels
 
@@ -80,8 +84,17 @@ def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return total / len(values)
 
 
-def write_predictions(run: Path, cohort: Cohort, scores: Mapping[Model, Mapping[str, Scores]]) -> None:
-    """Write what every model says about every split: one table of instances, one of bags."""
+def write_predictions(
+    run: Path, cohort: Cohort, scores: Mapping[Model, Mapping[str, Scores]], made_from: dict[str, Any]
+) -> None:
+    """Write what every model says about every split: one table of instances, one of bags.
+
+    Args:
+        run: Folder of the run.
+        cohort: Its cohort.
+        scores: What the models say.
+        made_from: Identity of cohort and models; the table of instances carries it as an attribute.
+    """
     tables, bag_tables = [], []
     for split in SPLITS:
         part = cohort.split(split)
@@ -101,7 +114,9 @@ def write_predictions(run: Path, cohort: Cohort, scores: Mapping[Model, Mapping[
                 part.bags[["bag_id", "label", "split", "group"]].assign(**model, probability=bag_probability)
             )
     with atomic_path(run / PREDICTIONS_FILE) as temporary:
-        pd.concat(tables).to_parquet(temporary, index=False)
+        table = pd.concat(tables)
+        table.attrs["made_from"] = made_from
+        table.to_parquet(temporary, index=False)
     with atomic_path(run / BAG_PREDICTIONS_FILE) as temporary:
         pd.concat(bag_tables).to_csv(temporary, index=False)
 
@@ -164,6 +179,8 @@ class RunScores:
         if not self._predictions.is_file():
             raise InputError(f"{run}: not evaluated yet; run `its2clr evaluate {run}` first")
         self._read: dict[Model, _Predicted] = {}
+        self._fresh: dict[str, list[int]] = {}
+        self._makers: dict[str, str | None] = {}
 
     @property
     def _predictions(self) -> Path:
@@ -179,6 +196,46 @@ class RunScores:
         """The content of results.json."""
         found: dict[str, Any] = read_json(self.run / RESULTS_FILE)
         return found
+
+    @cached_property
+    def made_from(self) -> Identity | None:
+        """The cohort as it was when the run began; None for a run of an older version."""
+        return read_made_from(self.run)
+
+    @cached_property
+    def _scored_tiles(self) -> dict[str, str]:
+        return {} if self.made_from is None else {bag.bag_id: bag.tiles for bag in self.made_from.bags}
+
+    def outdated(self) -> list[str]:
+        """What has changed since the run was evaluated, in sentences; empty if these scores are still its scores."""
+        there = (self.run / RESULTS_FILE).is_file()
+        return outdated(self.run, self.config, self.results, self.cohort) if there else []
+
+    def check_bag(self, bag_id: str) -> None:
+        """Refuse a bag whose tiles are not those that were scored.
+
+        Raises:
+            InputError: They are not.
+        """
+        wanted = self._scored_tiles.get(bag_id)
+        place = stamp(tile_path(self.cohort.path, bag_id)) if wanted is not None else []
+        if wanted is None or self._fresh.get(bag_id) == place:
+            return
+        if bag_contents(self.cohort.path, [bag_id])[bag_id].tiles != wanted:
+            raise InputError(
+                f"{self.run}: the tiles of bag {bag_id!r} have changed since they were scored; restore "
+                f"{tile_path(self.cohort.path, bag_id)}, or train a new run"
+            )
+        self._fresh[bag_id] = place
+
+    def made_of(self, bag_id: str, encoder: str) -> tuple[str, str] | None:
+        """What a feature file of a bag must say about encoder and tiles; None if the run does not say."""
+        tiles = self._scored_tiles.get(bag_id)
+        if encoder not in self._makers:
+            there = encoder_file(self.run, encoder).is_file()
+            self._makers[encoder] = feature_maker(self.run, self.config, encoder) if there else None
+        maker = self._makers[encoder]
+        return None if tiles is None or maker is None else (maker, tiles)
 
     @cached_property
     def bags(self) -> pd.DataFrame:
@@ -211,12 +268,13 @@ class RunScores:
             model: Which; None: the best.
 
         Raises:
-            InputError: There is no such bag or model.
+            InputError: There is no such bag or model, or the bag has other tiles than those that were scored.
         """
         model = model or self.best
         predicted = self._predicted(model)
         if bag_id not in predicted.bags:
             raise InputError(f"{self.run}: no predictions for bag {bag_id!r}")
+        self.check_bag(bag_id)
         probability, rows = predicted.bags[bag_id]
         tiles = self.cohort.tile_file(bag_id)
         truth = tiles.labels if tiles.has_labels else None

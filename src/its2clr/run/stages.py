@@ -7,6 +7,7 @@ A stage reads what the one before wrote into the run directory. Nothing here can
 import time
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,8 +73,20 @@ class Stages:
         cohort = Cohort.open(self.run.cohort)
         if not cohort.is_labelled:
             raise InputError(f"{cohort.path}: this cohort has no labels; it can be predicted, not trained with")
-        self.run.check_cohort(cohort.tile_size)
+        self.run.check_cohort(cohort)
+        self._check_given()
         return cohort.without_test()
+
+    def _check_given(self) -> None:
+        """Refuse files that the settings name if they have changed since the run began."""
+        if self.config.pretrain.start is not None:
+            self.run.check_given("pretrain.start", _start_file(self.config.pretrain.start))
+        for setting, path in (
+            ("encoder.weights", self.config.encoder.weights),
+            ("refine.corrections", self.config.refine.corrections),
+        ):
+            if path is not None:
+                self.run.check_given(setting, Path(path))
 
     @cached_property
     def context(self) -> Context:
@@ -113,7 +126,7 @@ class Stages:
             save_network(encoder_file(self.run.path, START), network, self.config, {"name": START})
         self.engine.barrier()
         trained = config.start is None and self.cohort.kind == "tiles"
-        self._mark_done("pretrain", epochs=config.epochs if trained else 0)
+        self._mark_done("pretrain", encoder_file(self.run.path, START), epochs=config.epochs if trained else 0)
         best.remove()
 
     def refine(self) -> None:
@@ -126,7 +139,7 @@ class Stages:
         with self.run.lock(), memory_advice("refine"):
             epoch = refine(load_network(encoder_file(self.run.path, START)), self.context, self._label_source(), best)
             best.hand_over(epoch, encoder_file(self.run.path, REFINED))
-        self._mark_done("refine", epochs=self.config.refine.epochs)
+        self._mark_done("refine", encoder_file(self.run.path, REFINED), epochs=self.config.refine.epochs)
         best.remove()
 
     def end_to_end(self) -> None:
@@ -148,8 +161,8 @@ class Stages:
             best.hand_over(epoch, encoder_file(self.run.path, END_TO_END))
             best.hand_over(epoch, aggregator_path(self.run.path, END_TO_END), AGGREGATOR)
         # Its aggregator first: an encoder that is there without one would get an aggregator trained on frozen features.
-        self._mark_done(_aggregate_stage(END_TO_END), retrainings=1)
-        self._mark_done("end_to_end", epochs=config.epochs)
+        self._mark_done(_aggregate_stage(END_TO_END), aggregator_path(self.run.path, END_TO_END), retrainings=1)
+        self._mark_done("end_to_end", encoder_file(self.run.path, END_TO_END), epochs=config.epochs)
         best.remove()
 
     def aggregate(self, encoder: str, aggregator: str | None = None) -> TrainedAggregators:
@@ -172,8 +185,20 @@ class Stages:
             )
             self.engine.on_writer(lambda: self._train_aggregators(stage, config, train, validation).save(path))
             seconds = time.perf_counter() - started
-            self._mark_done(stage, retrainings=self.config.evaluation.retrainings, seconds=seconds)
+            self._mark_done(stage, path, retrainings=self.config.evaluation.retrainings, seconds=seconds)
         return TrainedAggregators.load(path)
+
+    def aggregators(self, encoder: str) -> TrainedAggregators:
+        """The trained aggregators of an encoder, to predict with: the run's cohort is not looked at.
+
+        Raises:
+            InputError: They are not trained yet, or are not those that were trained.
+        """
+        stage = _aggregate_stage(encoder)
+        if self.run.done(stage) is None:
+            raise InputError(f"{self.run.path}: no aggregator is trained on the {encoder} encoder yet")
+        self.run.check_written(stage)
+        return TrainedAggregators.load(aggregator_path(self.run.path, encoder))
 
     def trained(self) -> list[Model]:
         """Every pair of encoder and aggregator that is trained in this run, those with the run's aggregator first."""
@@ -197,8 +222,9 @@ class Stages:
         """An encoder's features of the bags of the run's cohort, kept; see `RunFeatures.of`.
 
         Raises:
-            InputError: There is no such encoder (yet).
+            InputError: There is no such encoder (yet), or the cohort is not the one that it was trained on.
         """
+        _ = self.cohort  # is refused if it has changed
         return self._features.of(encoder, cohort, labels)
 
     def represent(self, encoder: str, cohort: Cohort) -> BagFeatures:
@@ -238,7 +264,7 @@ class Stages:
         if self.engine.is_writer:
             write_json(self.run.path / HANDOVER_FILE, found)
         self.engine.say(f"hand over: {said(found)}")
-        self._mark_done("hand over", encoder=found["encoder"])
+        self._mark_done("hand over", self.run.path / HANDOVER_FILE, encoder=found["encoder"])
 
     def _readers(self) -> dict[str, AggregatorTraining]:
         """The aggregator that makes the pseudo labels, where it is another than the run's."""
@@ -319,15 +345,20 @@ class Stages:
                 f"{self.cohort.instance_shape[0]}"
             )
 
-    def _mark_done(self, stage: str, **notes: float) -> None:
-        self.run.mark_done(stage, **notes, device=self.engine.device_name, peak_memory=peak_memory(self.engine.device))
+    def _mark_done(self, stage: str, *files: Path, **notes: Any) -> None:
+        notes |= {"device": self.engine.device_name, "peak_memory": peak_memory(self.engine.device)}
+        self.run.mark_done(stage, files, **notes)
         self._seen.add(stage)
         if stage in STAGE_OF.values():
             self.engine.say(f"{stage}: {said_peak_memory(self.engine.device)}")
 
     def _skip(self, stage: str) -> bool:
+        """Whether a stage is done; what it was made from, and what it made, must still be there as it was."""
         if self.engine.broadcast(self.run.done(stage)) is None:
             return False
+        if self.run.cohort.is_dir():
+            _ = self.cohort
+        self.run.check_written(stage)
         if stage not in self._seen:
             self.engine.say(f"{stage}: already done")
         self._seen.add(stage)
@@ -340,14 +371,17 @@ def started_from(start: str) -> Path:
     Raises:
         InputError: There is none.
     """
-    path = Path(start)
-    if path.is_dir():
-        path = encoder_file(path, START)
+    path = _start_file(start)
     if not path.is_file():
         raise InputError(
             f"pretrain.start: {path} is not there; name a run that is pretrained, or an encoder checkpoint"
         )
     return path
+
+
+def _start_file(start: str) -> Path:
+    path = Path(start)
+    return encoder_file(path, START) if path.is_dir() else path
 
 
 def _aggregate_stage(encoder: str, name: str | None = None) -> str:

@@ -62,7 +62,8 @@ def summary(study: Study) -> list[str]:
 
 def fit_command(study: Study) -> str:
     """The command that trains with the best recipe."""
-    return f"its2clr fit {shlex.quote(str(study.cohort))} --recipe {shlex.quote(str(study.path / RECIPE_FILE))}"
+    allow = " --allow-plugins" if study.config.plugins else ""
+    return f"its2clr{allow} fit {shlex.quote(str(study.cohort))} --recipe {shlex.quote(str(study.path / RECIPE_FILE))}"
 
 
 def _recipe(study: Study, best: Found) -> str:

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from its2clr.cohort import Cohort
 from its2clr.config import EngineConfig, RunConfig
 from its2clr.engine.devices import Engine, launched_processes
 from its2clr.engine.progress import Progress, ProgressBar
-from its2clr.engine.workers import become_worker, interrupts_wait, locked
-from its2clr.errors import InputError, TrainingError
+from its2clr.engine.workers import become_worker, locked
+from its2clr.errors import DiskFullError, InputError, TrainingError
+from its2clr.plugins import allow_plugins, allowed_plugins
 from its2clr.run.opening import open_run
+from its2clr.signals import interrupts_wait
 from its2clr.tune.judge import judged
 from its2clr.tune.results import said, write_results
 from its2clr.tune.study import Claim, Found, Study
@@ -134,6 +137,7 @@ def run_trial(
 
     Raises:
         OutOfTimeError: The time is over.
+        DiskFullError: There is no room for what it writes; the trial can be continued.
     """
     try:
         config = study.config if claim.is_recipe else study.space.config(claim.settings)
@@ -144,7 +148,7 @@ def run_trial(
         stages.run.on_log = partial(_after, claim, config, budget, look)
         stages.refine()
         return judged(claim.folder), "", False
-    except OutOfTimeError:
+    except (OutOfTimeError, DiskFullError):
         raise
     except StoppedEarlyError:
         return None, "worse than the median of the other trials", False
@@ -224,25 +228,30 @@ def _side_by_side(study: Study, budget: Budget, count: int, look: Callable[[], N
     workers: list[SpawnProcess] = []
     try:
         for number in range(count):
-            worker = context.Process(target=_serve, args=(study.path, engine, budget, number, count), daemon=True)
-            with interrupts_wait():  # Ctrl-C reaches the whole group; a worker that is still starting would die of it
+            given = (study.path, engine, budget, allowed_plugins(), number, count)
+            worker = context.Process(target=_serve, args=given, daemon=True)
+            with interrupts_wait():  # they reach the whole group; a worker that is still starting would die of them
                 worker.start()
-            workers.append(worker)
+                workers.append(worker)
         while alive := [worker.sentinel for worker in workers if worker.is_alive()]:
             multiprocessing.connection.wait(alive, timeout=LOOK_EVERY_SECONDS)
             look()
     finally:
         with interrupts_wait():
             for worker in workers:
-                worker.terminate()
+                worker.kill()  # it hears no SIGTERM
                 worker.join()
     if lost := sum(worker.exitcode != 0 for worker in workers):
         raise TrainingError(
-            f"{lost} of {count} workers were killed from outside, usually for want of memory: try fewer --workers. "
-            "The same command goes on where they stopped."
+            f"{lost} of {count} workers ended early. If no error stands above, they were killed from outside, usually "
+            "for want of memory: try fewer --workers. The same command goes on where they stopped."
         )
 
 
-def _serve(path: Path, engine: dict[str, Any], budget: Budget, number: int, count: int) -> None:
+def _serve(path: Path, engine: dict[str, Any], budget: Budget, plugins: list[str], number: int, count: int) -> None:
     become_worker(number, count)
-    work(Study(path, EngineConfig.model_validate(engine).model_dump(mode="json")), budget, lambda: None)
+    allow_plugins(plugins)
+    try:
+        work(Study(path, EngineConfig.model_validate(engine).model_dump(mode="json")), budget, lambda: None)
+    except DiskFullError as error:
+        sys.exit(f"error: {error}")

@@ -12,14 +12,17 @@ from typing import IO, Any
 
 import yaml
 
+from its2clr.cohort import Cohort
+from its2clr.cohort.identity import only_test_labels, said_changes
 from its2clr.config import FEATURES, STANDARD, RunConfig
 from its2clr.engine.workers import locked, take_lock
 from its2clr.errors import InputError
-from its2clr.files import read_metrics, write_text
+from its2clr.files import disk_full_said, read_metrics, write_json, write_text
 from its2clr.plugins import import_plugins
+from its2clr.run.made_from import MADE_FROM_FILE, read_made_from
 from its2clr.run.opening import cohort_info
 from its2clr.seeds import derive_seed
-from its2clr.settings import config_difference, resolve_config, validate_config
+from its2clr.settings import config_difference, resolve_config, validate_config, without_folders
 from its2clr.tune.judge import DIRECTION
 from its2clr.tune.space import Space, default_space, read_space
 
@@ -27,7 +30,7 @@ try:
     import optuna
 except ModuleNotFoundError as missing:
     raise InputError("`its2clr tune` needs Optuna: pip install 'its2clr[tune]'") from missing
-from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock, JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 STUDY_FILE = "study.yaml"
@@ -137,7 +140,7 @@ class Study:
         self.config = validate_config(settings, str(path / STUDY_FILE))
         import_plugins(self.config.plugins)
         self.space = Space(saved["space"], self.config, str(path / STUDY_FILE))
-        self._storage = JournalStorage(JournalFileBackend(str(path / "journal.log")))
+        self._storage = JournalStorage(Journal(path / "journal.log"))
         with locked(path / ".lock"):
             self._study = optuna.create_study(
                 study_name=NAME,
@@ -180,9 +183,11 @@ class Study:
             with locked(path / ".lock"):  # two commands may begin it at once
                 saved = _read(path)
                 if saved is None:
-                    write_text(path / STUDY_FILE, yaml.safe_dump(wanted, sort_keys=False))
+                    written = {**wanted, "settings": without_folders(wanted["settings"])}
+                    write_text(path / STUDY_FILE, yaml.safe_dump(written, sort_keys=False))
                     saved = wanted
         _refuse_changes(path, saved, wanted)
+        _refuse_other_cohort(path, Path(saved["cohort"]))
         return cls(path, wanted["settings"]["engine"])
 
     def claim(self, most: int | None = None) -> Claim | None:
@@ -294,6 +299,45 @@ class Stopwatch:
             self._study.set_user_attr(self._key, elapsed)
 
 
+class Journal(JournalFileBackend):
+    """Optuna's record of the trials, which stays readable when the disk is full.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), _MendingLock(path))
+        self._path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Write further lines.
+
+        Raises:
+            DiskFullError: There is no room for them.
+        """
+        with disk_full_said(self._path):
+            super().append_logs(logs)
+
+
+class _MendingLock(JournalFileSymlinkLock):
+    """Whoever writes first drops half a line that a full disk left at the end: nothing behind it could be read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def acquire(self) -> bool:
+        taken = super().acquire()
+        with self._path.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if size and file.read() != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        return taken
+
+
 def planned(
     cohort: str | Path,
     recipe: str | None,
@@ -336,7 +380,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         raise InputError(f"{file}: damaged, cannot be read ({error})") from error
     if not isinstance(found, dict) or not {"cohort", "recipe", "space", "settings"} <= found.keys():
         raise InputError(f"{file}: not the description of a study")
-    return found
+    return {**found, "settings": without_folders(found["settings"])}
 
 
 def _refuse_changes(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -351,6 +395,21 @@ def _refuse_changes(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, A
         raise InputError(
             f"{path}: this study was begun with other settings; choose another --out folder or go on without "
             "changes:\n  " + "\n  ".join(difference)
+        )
+
+
+def _refuse_other_cohort(path: Path, cohort: Path) -> None:
+    """Trials are compared with each other, so all must be of the same cohort; test labels have no part in them."""
+    with locked(path / ".lock"):
+        now, before = Cohort.open(cohort).identity(), read_made_from(path)
+        if before is None:
+            write_json(path / MADE_FROM_FILE, now.as_dict())
+            return
+    changes = now.changes_since(before)
+    if not only_test_labels(changes):
+        raise InputError(
+            f"{cohort}: the cohort has changed since the study {path} began; restore it, or begin a new study (another "
+            "--out folder):\n  " + "\n  ".join(said_changes(changes))
         )
 
 

@@ -141,18 +141,19 @@ class Pictures:
 
     Args:
         tile_file: Gives the tile file of a bag.
+        tag: Gives a word for a bag that changes when its pixels may have changed.
     """
 
-    def __init__(self, tile_file: Callable[[int], TileFile]) -> None:
-        self._tile_file = tile_file
-        self._opened: OrderedDict[int, _Opened] = OrderedDict()
+    def __init__(self, tile_file: Callable[[int], TileFile], tag: Callable[[int], str]) -> None:
+        self._tile_file, self._tag = tile_file, tag
+        self._opened: OrderedDict[str, _Opened] = OrderedDict()
         self._lock = threading.Lock()
         self._rendering = threading.BoundedSemaphore(_threads())
         self._jpegs = _ByteCache(_CACHE_BYTES)
 
     def jpeg(self, bag: int, level: int, column: int, row: int) -> bytes | None:
         """One tile of a bag's picture as JPEG; None if there is no such tile."""
-        key = (bag, level, column, row)
+        key = (self._tag(bag), level, column, row)
         if (held := self._jpegs.get(key)) is not None:
             return held
         with self._rendering, self.open(bag) as picture:
@@ -167,9 +168,10 @@ class Pictures:
     @contextmanager
     def open(self, bag: int) -> Iterator[Picture]:
         """The picture of a bag; it stays open while it is used here."""
+        tag = self._tag(bag)
         with self._lock:
-            entry = self._opened.setdefault(bag, _Opened())
-            self._opened.move_to_end(bag)
+            entry = self._opened.setdefault(tag, _Opened())
+            self._opened.move_to_end(tag)
             entry.users += 1
         try:
             with entry.opening:
@@ -177,16 +179,16 @@ class Pictures:
                     entry.picture = Picture(entry.closing.enter_context(open_canvas(self._tile_file(bag))))
             yield entry.picture
         finally:
-            self._leave(bag, entry)
+            self._leave(tag, entry)
 
-    def _leave(self, bag: int, entry: _Opened) -> None:
+    def _leave(self, tag: str, entry: _Opened) -> None:
         with self._lock:
             entry.users -= 1
             if entry.picture is None and not entry.users:
-                self._opened.pop(bag, None)
-            idle = [number for number, other in self._opened.items() if not other.users]
+                self._opened.pop(tag, None)
+            idle = [name for name, other in self._opened.items() if not other.users]
             surplus = max(len(self._opened) - OPEN_PICTURES, 0)
-            closed = [self._opened.pop(number) for number in idle[:surplus]]
+            closed = [self._opened.pop(name) for name in idle[:surplus]]
         for other in closed:
             other.closing.close()
 
@@ -204,16 +206,16 @@ class _ByteCache:
 
     def __init__(self, most: int) -> None:
         self._most, self._held = most, 0
-        self._values: OrderedDict[tuple[int, ...], bytes] = OrderedDict()
+        self._values: OrderedDict[tuple[str | int, ...], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[int, ...]) -> bytes | None:
+    def get(self, key: tuple[str | int, ...]) -> bytes | None:
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
-    def put(self, key: tuple[int, ...], value: bytes) -> None:
+    def put(self, key: tuple[str | int, ...], value: bytes) -> None:
         with self._lock:
             self._held += len(value) - len(self._values.get(key, b""))
             self._values[key] = value

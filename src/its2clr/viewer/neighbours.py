@@ -3,7 +3,6 @@
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from its2clr.cohort.features.feature_file import feature_path, read_feature_file
 from its2clr.errors import InputError
+from its2clr.run.scores import RunScores
 from its2clr.viewer.bag_list import BagTable
 
 NEAREST = 8
@@ -38,12 +38,12 @@ class Neighbours:
     """Searches the features that the run's encoders left in `RUN/features`.
 
     Args:
-        run: Folder of the run.
+        scores: The run's scores.
         table: Its bags.
     """
 
-    def __init__(self, run: Path, table: BagTable) -> None:
-        self._folder = run / "features"
+    def __init__(self, scores: RunScores, table: BagTable) -> None:
+        self._scores, self._folder = scores, scores.run / "features"
         self._table = table
         self._pools: dict[str, _Pool] = {}
         self._unit = lru_cache(_HELD_BAGS)(self._read)
@@ -90,7 +90,10 @@ class Neighbours:
         command = f"`its2clr extract --out {self._folder.parent} --encoder {encoder}` writes them"
         if not path.is_file():
             raise InputError(f"no features of {encoder} for this bag; {command}")
-        features = read_feature_file(path).features
+        found = read_feature_file(path)
+        features = found.features
+        if self._scores.made_of(self._table.bag_id[bag], encoder) not in (None, (found.encoder, found.tiles)):
+            raise InputError(f"{path}: not the features of these tiles by this encoder; {command}")
         if len(features) != self._table.n_instances[bag]:
             expected = self._table.n_instances[bag]
             raise InputError(f"{path}: features of {len(features)} instances, the bag has {expected}; {command}")

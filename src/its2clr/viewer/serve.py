@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
@@ -51,9 +51,9 @@ def serve(
 
     Args:
         run: Folder of an evaluated run.
-        host: Address to listen at; any but this machine's own needs a token.
+        host: Address to listen at.
         port: Port; 0: any free one.
-        token: What a browser must send; None: nothing on this machine, a new random token elsewhere.
+        token: What a browser must send, also on this machine, which may have other users; None: a new random one.
         open_browser: Whether to open a browser; None: if this machine has a screen.
         say: Prints what the person has to know.
 
@@ -68,19 +68,22 @@ def serve(
     if token is not None and not token.strip():
         raise InputError("--token must not be empty")
     local = is_loopback(host)
-    if token is None and not local:
-        token = secrets.token_urlsafe(24)
+    token = token or secrets.token_urlsafe(24)
     viewer = Viewer(run)
     listening = listen(host, port)
     try:
         port = listening.getsockname()[1]
         app = Guard(create_app(viewer), token=token, local=local, name=f"-{port}")
-        shown = address(host, port, token)
+        shown = address(host, port, token=token)
         say(f"{run}: {len(viewer.table)} bags, {len(viewer.table.models)} models, {len(viewer.rounds.epochs)} rounds")
+        for line in viewer.outdated:
+            say(f"warning: scores are out of date: {line}")
         say(f"open {shown}" + ("" if local else " (whoever has this address can see the run: share it with care)"))
         say("press Ctrl-C to stop")
         if open_browser if open_browser is not None else has_screen():
-            threading.Thread(target=webbrowser.open, args=(shown,), daemon=True).start()
+            # All users of the machine can see what programs are called with, so the token is not in this address.
+            once = address(host, port, once=app.one_time_code())
+            threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()
         config = uvicorn.Config(
             app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=_SECONDS_TO_FINISH
         )
@@ -105,23 +108,30 @@ class Guard:
     """Stands before the app: checks host name and token, and adds the headers that restrict what the page may do.
 
     A page of another site can make a browser send requests to this machine under the site's own name (DNS rebinding).
-    Such a request carries that name as its host, and is refused. Where a token is set, a request must have it in the
-    address (`?token=`; the answer then sets a cookie), in that cookie, or as `Authorization: Bearer`.
+    Such a request carries that name as its host, and is refused. A request must have the token in the address
+    (`?token=`; the answer then sets a cookie), in that cookie, or as `Authorization: Bearer`.
 
     Args:
         app: The app.
-        token: What a request must carry; None: nothing.
+        token: What a request must carry.
         local: Whether the viewer is for this machine alone.
         name: Tells the cookies of several viewers on one machine apart.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, local: bool, name: str = "") -> None:
+    def __init__(self, app: ASGIApp, *, token: str, local: bool, name: str = "") -> None:
         self._app = app
         self._token = token
         self._local = local
+        self._codes: set[str] = set()
         self._cookie = f"its2clr-view{name}"
         # The cookie holds a digest, since a cookie cannot hold every text and a token may be any.
         self._session = hashlib.sha256(f"its2clr view {token}".encode()).hexdigest()
+
+    def one_time_code(self) -> str:
+        """A code that stands for the token in the address (`?once=`) of one request."""
+        code = secrets.token_urlsafe(24)
+        self._codes.add(code)
+        return code
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -146,19 +156,19 @@ class Guard:
         app = self._app
         if self._local and not is_loopback(_host(headers)):
             app = PlainTextResponse("this viewer answers to localhost only\n", 403)
-        elif self._token is not None and not (by_address or self._in_headers(headers)):
+        elif not (by_address or self._in_headers(headers)):
             text = "a token is needed: open the address that `its2clr view` printed\n"
             app = PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
         await app(scope, receive, guarded)
 
     def _in_address(self, scope: Scope) -> bool:
-        if self._token is None:
-            return False
-        given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])
-        return any(_same(value.encode("utf-8", "replace"), self._token) for value in given)
+        given = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+        if codes := self._codes.intersection(given.get("once", [])):
+            self._codes -= codes
+            return True
+        return any(_same(value.encode("utf-8", "replace"), self._token) for value in given.get("token", []))
 
     def _in_headers(self, headers: Headers) -> bool:
-        assert self._token is not None
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and _same(credentials.strip().encode("latin-1"), self._token):
             return True
@@ -197,13 +207,13 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def address(host: str, port: int, token: str | None) -> str:
-    """The address to open in a browser."""
+def address(host: str, port: int, **query: str) -> str:
+    """The address to open in a browser, with a token or a one-time code."""
     name = host.strip("[]")
     if name in {"0.0.0.0", "::"}:  # noqa: S104 - what was asked for, only printed here
         name = socket.gethostname()
     name = f"[{name}]" if ":" in name else name
-    return f"http://{name}:{port}/" + ("" if token is None else f"?token={quote(token, safe='')}")
+    return f"http://{name}:{port}/?{urlencode(query, quote_via=quote, safe='')}"
 
 
 def has_screen() -> bool:

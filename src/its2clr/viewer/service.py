@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from its2clr.cohort.canvas import slide_tile, unseen_tile
+from its2clr.cohort.layout import BAGS_FILE, INFO_FILE, tile_path
 from its2clr.cohort.splits import SPLITS
-from its2clr.cohort.tiles import TileFile, read_encoded
+from its2clr.cohort.tiles import TileFile, decode, read_encoded
 from its2clr.errors import InputError
+from its2clr.files import stamp
 from its2clr.run.names import encoder_names
-from its2clr.run.scores import BagScores, Model, RunScores
+from its2clr.run.scores import BAG_PREDICTIONS_FILE, PREDICTIONS_FILE, RESULTS_FILE, BagScores, Model, RunScores
 from its2clr.version import __version__
 from its2clr.viewer.bag_list import BagTable, Question
 from its2clr.viewer.deep_zoom import JPEG_QUALITY, OVERLAP, TILE, Pictures
@@ -41,18 +43,39 @@ class Viewer:
         self.scores = RunScores(run)
         self.table = BagTable(self.scores)
         self.rounds = Rounds(self.scores)
-        self.neighbours = Neighbours(self.scores.run, self.table)
-        self.pictures = Pictures(self._read_tile_file)
+        self.neighbours = Neighbours(self.scores, self.table)
+        self.pictures = Pictures(self._read_tile_file, self.picture_tag)
+        self.outdated = self.scores.outdated()
         self._models = {key_of(model): model for model in self.table.models}
-        self._held_tile_file = lru_cache(_HELD_TILE_FILES)(self._read_tile_file)
+        self._held_tile_file = lru_cache(_HELD_TILE_FILES)(lambda number, _: self._read_tile_file(number))
         self._lock = threading.Lock()
+        self._read = {path: stamp(path) for path in self._tables() if path.is_file()}
+
+    def _tables(self) -> list[Path]:
+        """Files of run and cohort that what is in memory was read from, and the models that it is of."""
+        run, cohort = self.scores.run, self.scores.cohort.path
+        rounds = run.glob("rounds/*/pseudo_labels.parquet")
+        models = [*run.glob("checkpoints/encoder-*.safetensors"), *run.glob("aggregators/*.safetensors")]
+        tables = [run / name for name in (RESULTS_FILE, PREDICTIONS_FILE, BAG_PREDICTIONS_FILE)]
+        return [*tables, *rounds, *models, cohort / BAGS_FILE, cohort / INFO_FILE]
+
+    def _check_tables(self) -> None:
+        """Refuse to answer from what is in memory when the files have changed since.
+
+        Raises:
+            InputError: They have.
+        """
+        for path, before in self._read.items():
+            if not path.is_file() or stamp(path) != before:
+                raise InputError(f"{path} has changed since the viewer was started; start `its2clr view` again")
 
     def close(self) -> None:
         """Close the open slides."""
         self.pictures.close()
 
     def run(self) -> dict[str, Any]:
-        """What is the same for all bags: models, rounds, splits."""
+        """What is the same for all bags: models, rounds, splits, and what has changed since the run was evaluated."""
+        self._check_tables()
         results, table = self.scores.results, self.table
         rounds = {entry["epoch"]: entry for entry in results.get("rounds", ())}
         told = ("threshold", "validation_auc", "pseudo_labels_replaced", "instance_auc")
@@ -71,6 +94,7 @@ class Viewer:
             "n_instances": self.scores.cohort.n_instances,
             "threshold": self.scores.config.refine.threshold,
             "has_truth": self.scores.cohort.has_instance_labels,
+            "outdated": self.outdated,
         }
 
     def _describe(self, model: Model) -> dict[str, Any]:
@@ -98,6 +122,7 @@ class Viewer:
 
     def bags(self, question: Question) -> dict[str, Any]:
         """One page of the list of bags."""
+        self._check_tables()
         return self.table.page(question)
 
     def bag(self, number: int) -> dict[str, Any]:
@@ -251,6 +276,7 @@ class Viewer:
             (slide_tile(tiles, instance) or unseen_tile()).save(buffer, "JPEG", quality=JPEG_QUALITY)
             return buffer.getvalue(), "jpeg"
         encoded = read_encoded(tiles.path, instance, instance + 1, len(tiles))[1].tobytes()
+        decode(encoded)  # whatever else a tile file may hold is not sent
         return encoded, "png" if encoded.startswith(b"\x89PNG") else "jpeg"
 
     def tile_file(self, number: int) -> TileFile:
@@ -260,7 +286,7 @@ class Viewer:
             MissingError: There is no such bag.
         """
         self._check_bag(number)
-        return self._held_tile_file(number)
+        return self._held_tile_file(number, tuple(stamp(tile_path(self.scores.cohort.path, self.table.bag_id[number]))))
 
     def _read_tile_file(self, number: int) -> TileFile:
         return self.scores.cohort.tile_file(self.table.bag_id[number])
@@ -276,6 +302,8 @@ class Viewer:
     def _check_bag(self, number: int) -> None:
         if not 0 <= number < len(self.table):
             raise MissingError(f"no bag number {number}")
+        self._check_tables()
+        self.scores.check_bag(self.table.bag_id[number])
 
     def _check_instance(self, number: int, instance: int) -> TileFile:
         tiles = self.tile_file(number)

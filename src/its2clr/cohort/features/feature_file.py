@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from its2clr.cohort.new_hdf5 import new_hdf5
 from its2clr.errors import InputError
-from its2clr.files import atomic_path
+from its2clr.hdf5 import open_hdf5
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
 from its2clr.version import __version__
 
@@ -22,11 +22,13 @@ class FeatureFile:
         features: (N, D) float32.
         coords: (N, 2) int64, x and y at level 0.
         encoder: What made the features: a name and a fingerprint of the weights.
+        tiles: Hash of the tiles they were made from (`Content.tiles`); empty if the file does not say.
     """
 
     features: NDArray[np.float32]
     coords: NDArray[np.int64]
     encoder: str
+    tiles: str = ""
 
 
 def feature_path(folder: str | Path, bag_id: str) -> Path:
@@ -52,9 +54,10 @@ def write_feature_file(
         **({} if overlap is None else {"overlap": overlap}),
         "mpp": mpp,
         "encoder": file.encoder,
+        "tiles": file.tiles,
         "its2clr_version": __version__,
     }
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as h5:
+    with new_hdf5(path, file.features.nbytes) as h5:
         h5["features"] = np.asarray(file.features, dtype=np.float32)
         h5["coords"] = np.asarray(file.coords, dtype=np.int64)
         for name in ("features", "coords"):
@@ -70,12 +73,12 @@ def read_feature_file(path: str | Path) -> FeatureFile:
     if not Path(path).is_file():
         raise InputError(f"{path}: no such feature file")
     try:
-        with h5py.File(path, "r") as h5:
+        with open_hdf5(path) as h5:
             features = np.asarray(h5["features"], dtype=np.float32)
             coords = np.asarray(h5["coords"], dtype=np.int64)
-            encoder = str(h5["features"].attrs.get("encoder", ""))
+            made_by, tiles = (str(h5["features"].attrs.get(name, "")) for name in ("encoder", "tiles"))
     except (OSError, KeyError) as error:
         raise InputError(f"{path}: not a readable feature file ({error})") from error
     if features.ndim != 2 or coords.shape != (len(features), 2):
         raise InputError(f"{path}: expected features (N, D) and coords (N, 2), got {features.shape} and {coords.shape}")
-    return FeatureFile(features, coords, encoder)
+    return FeatureFile(features, coords, made_by, tiles)

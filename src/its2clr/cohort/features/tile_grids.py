@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from its2clr.errors import InputError
+from its2clr.hdf5 import open_hdf5
 from its2clr.units import (
     Level0Pixels,
     MicronsPerPixel,
@@ -233,10 +234,12 @@ def open_h5(path: Path) -> h5py.File:
     """Open a feature file.
 
     Raises:
-        FeatureProblem: If it is missing or damaged.
+        FeatureProblem: If it is missing or damaged, or takes something from outside itself.
     """
     try:
-        return h5py.File(path, "r")
+        return open_hdf5(path)
+    except InputError as error:
+        raise FeatureProblem(str(error)) from error
     except OSError as error:
         reason = "does not exist" if not path.exists() else f"is damaged or no HDF5 file ({error})"
         raise FeatureProblem(f"{path}: {reason}") from error

@@ -1,4 +1,4 @@
-"""Whole slides to cohorts: opened, laid out in a grid, tested for tissue, annotated, and spread over Dask workers."""
+"""Whole slides to cohorts: opened, laid out in a grid, tested for tissue, annotated, and spread over processes."""
 
 from its2clr.cohort.slides.one_slide import SlideSettings, TileCounts
 from its2clr.cohort.slides.slide_cohort import SlideSummary, pack_slides, target_mpp

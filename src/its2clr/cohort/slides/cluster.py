@@ -1,26 +1,28 @@
-"""Spread work over Dask workers, few pieces in flight: on this machine, or on a scheduler by address.
+"""Spread work over processes of this machine, or over the workers of a Dask scheduler, few pieces in flight.
 
 A piece of work whose worker dies is given to another worker. After several deaths it is given up, and the others go on.
 """
 
-import logging
-import signal
-from collections.abc import Callable, Iterator, Mapping
+import multiprocessing.connection
+import pickle
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from its2clr.cohort.parallel import processors
 from its2clr.errors import InputError
+from its2clr.processes import Worker, WorkerLost
+from its2clr.signals import interrupts_wait, leave_signals_to_parent
 
+MOST_DEATHS = 3
+"""Workers that may die over one piece, as with Dask; the next death gives it up."""
 _CONNECT_SECONDS = 30
 _WORKERS_SECONDS = 120
-_LOCAL = {
-    # By default workers give back every freed page at once: of many small buffers, as tiles are, that costs a quarter.
-    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 128 * 2**20,
-    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 16 * 2**20,
-    "distributed.worker.profile.enabled": False,
-}
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -29,55 +31,98 @@ _Result = TypeVar("_Result")
 class WorkersDied(Exception):  # noqa: N818 - an outcome, not an error of the program
     """Every worker that was given this piece died."""
 
+    def __init__(self) -> None:
+        super().__init__("its worker died each time it was tried")
 
-@contextmanager
-def connect(scheduler: str | None = None, workers: int | None = None) -> Iterator[Any]:
-    """A Dask client: of a new cluster of processes on this machine, or of a scheduler that runs already.
+
+def spread(
+    function: Callable[[_Item], _Result],
+    items: Mapping[str, _Item],
+    *,
+    scheduler: str | None = None,
+    workers: int | None = None,
+) -> Generator[tuple[str, _Result | WorkersDied], None, None]:
+    """Apply a function to each item in other processes and yield the results as they come.
 
     Args:
-        scheduler: Address such as `tcp://node:8786`; a local cluster if None.
-        workers: Processes of the local cluster; the processors at hand if None.
+        function: What to do; an error it raises ends the work and is raised here.
+        items: What to do it with, by name.
+        scheduler: Address of a Dask scheduler such as `tcp://node:8786`; processes of this machine if None.
+        workers: Processes of this machine; the processors at hand if None.
+
+    Yields:
+        The name and the result; `WorkersDied` for a piece that was given up.
 
     Raises:
         InputError: If no scheduler answers, or it has no workers.
     """
-    import dask
-    from distributed import Client, LocalCluster
-
     if workers is not None and workers < 1:
         raise InputError(f"workers must be at least 1, got {workers}")
-    if scheduler is not None:
-        if workers is not None:
-            raise InputError("workers says how many to start on this machine; with a scheduler, start them there")
-        with _connect_to(scheduler) as client:
-            yield client
+    if scheduler is None:
+        yield from _in_processes(function, items, min(workers or processors(), len(items)))
         return
-    with (
-        dask.config.set(_LOCAL),
-        LocalCluster(
-            n_workers=workers or processors(),
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        client.register_plugin(_quiet_plugin())
-        yield client
+    if workers is not None:
+        raise InputError("workers says how many to start on this machine; with a scheduler, start them there")
+    with _connect_to(scheduler) as client:
+        yield from _on_scheduler(client, function, items)
 
 
-def _quiet_plugin() -> Any:
-    """Has workers, also those started later, leave Ctrl-C to the command, which ends them."""
-    from distributed import WorkerPlugin
+def _in_processes(
+    function: Callable[[_Item], _Result], items: Mapping[str, _Item], count: int
+) -> Iterator[tuple[str, _Result | WorkersDied]]:
+    waiting, deaths = deque(items), Counter[str]()
+    pool = [Worker(_serve, environment=_ONE_THREAD) for _ in range(count)]
+    busy: dict[Worker, str] = {}
 
-    class IgnoreInterrupts(WorkerPlugin):  # type: ignore[misc]
-        name = "ignore-interrupts"
+    def give() -> None:
+        for worker in pool:
+            if worker not in busy and waiting:
+                busy[worker] = waiting.popleft()
+                worker.give((function, items[busy[worker]]))
 
-        def setup(self, worker: Any) -> None:  # noqa: ARG002
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        give()
+        while busy:
+            by_pipe = {worker.pipe: worker for worker in busy}
+            for pipe in multiprocessing.connection.wait(list(by_pipe)):
+                worker = by_pipe[pipe]  # type: ignore[index]
+                name = busy.pop(worker)
+                try:
+                    result, error = worker.take()
+                except WorkerLost:
+                    deaths[name] += 1
+                    if deaths[name] <= MOST_DEATHS:
+                        waiting.appendleft(name)
+                        give()
+                        continue
+                    result, error = WorkersDied(), None
+                if error is not None:
+                    raise error
+                give()
+                yield name, result
+    finally:
+        with interrupts_wait():
+            for worker in pool:
+                worker.stop()
 
-    return IgnoreInterrupts()
+
+def _serve(pipe: Connection) -> None:
+    """Do pieces of work until the pipe closes; an answer is a result, or the error that was raised."""
+    leave_signals_to_parent()
+    while True:
+        try:
+            function, item = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer: tuple[Any, Exception | None] = function(item), None
+        except Exception as error:  # noqa: BLE001 - raised by the parent
+            error.add_note(traceback.format_exc())
+            answer = None, error
+        try:
+            pipe.send(answer)
+        except (pickle.PicklingError, TypeError, AttributeError):  # an error that cannot be sent is sent in words
+            pipe.send((None, RuntimeError("".join(traceback.format_exception(answer[1])))))
 
 
 @contextmanager
@@ -96,21 +141,10 @@ def _connect_to(scheduler: str) -> Iterator[Any]:
         yield client
 
 
-def map_on_workers(
+def _on_scheduler(
     client: Any, function: Callable[[_Item], _Result], items: Mapping[str, _Item]
 ) -> Iterator[tuple[str, _Result | WorkersDied]]:
-    """Apply a function to each item on the workers and yield the results as they come.
-
-    As many pieces are in flight as there are threads, so a dying worker costs only the piece it had.
-
-    Args:
-        client: A Dask client.
-        function: What to do; an error it raises ends the work and is raised here.
-        items: What to do it with, by name.
-
-    Yields:
-        The name and the result; `WorkersDied` for a piece that was given up.
-    """
+    """The same on Dask workers; as many pieces are in flight as there are threads."""
     from distributed import KilledWorker, as_completed
 
     names = iter(items)
@@ -131,7 +165,7 @@ def map_on_workers(
             submit(_threads(client) - len(running))
             error = future.exception() if future.status != "finished" else None
             if isinstance(error, KilledWorker):
-                yield name, WorkersDied("its worker died each time it was tried")
+                yield name, WorkersDied()
             elif error is not None:
                 raise error
             else:

@@ -22,6 +22,7 @@ from its2clr.cohort.slides.slide_manifest import Slide
 from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail, read_tile
 from its2clr.cohort.slides.tissue import TissueTest
 from its2clr.cohort.tiles import write_tile_file
+from its2clr.files import disk_full_said
 from its2clr.units import MicronsPerPixel, TilePixels
 
 if TYPE_CHECKING:
@@ -119,18 +120,16 @@ def pack_slide(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult:
         The counts, or why the slide was left out.
 
     Raises:
-        OSError: If the cohort folder cannot be written.
+        DiskFullError: If there is no room in the cohort folder.
+        OSError: If it cannot be written for another reason.
     """
+    path = tile_path(out, slide.bag_id)
     try:
-        with open_slide(slide.file) as image, Spool(tile_path(out, slide.bag_id).parent) as spool:
+        with disk_full_said(path), open_slide(slide.file) as image, Spool(path.parent) as spool:
             return _pack(slide, image, spool, out, settings)
     except SlideProblem as problem:
         overview_path(out, slide.bag_id).unlink(missing_ok=True)
         return left_out(slide, str(problem))
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(out)) from error  # a full disk does not say where it is
 
 
 def left_out(slide: Slide, problem: str) -> SlideResult:

@@ -1,8 +1,9 @@
-"""Make a cohort of whole slides: settings checked, slides spread over Dask workers, closing words."""
+"""Make a cohort of whole slides: settings checked, slides spread over processes, closing words."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from its2clr.cohort.image_files import check_tile_settings
 from its2clr.cohort.layout import PROBLEMS_FILE, CohortInfo
 from its2clr.cohort.packing import PackSummary, SplitPlan, pack_cohort
-from its2clr.cohort.slides.cluster import WorkersDied, connect, map_on_workers
+from its2clr.cohort.slides.cluster import WorkersDied, spread
 from its2clr.cohort.slides.one_slide import SlideResult, SlideSettings, TileCounts, finished, left_out, pack_slide
 from its2clr.cohort.slides.slide_image import check_mpp
 from its2clr.cohort.slides.slide_manifest import Slide, SlideManifest
@@ -79,9 +80,9 @@ def pack_slides(
 
     Args:
         manifest: The slides.
-        out: The cohort folder; new, empty, or begun with the same settings. Dask workers write into it.
+        out: The cohort folder; new, empty, or begun with the same settings. Workers write into it.
         settings: How slides become tiles.
-        scheduler: Address of a Dask scheduler; a cluster on this machine if None.
+        scheduler: Address of a Dask scheduler; processes of this machine if None.
         workers: Processes on this machine; the processors at hand if None.
         seed: Chooses the splits, if the manifest has none.
         fractions: Shares of train, val and test, if the manifest has no splits.
@@ -166,11 +167,10 @@ def _on_workers(
     workers: int | None,
     progress: SlideProgress | None,
 ) -> Iterator[tuple[str, SlideResult]]:
-    """Tile slides on Dask workers; one whose workers died each time is left out."""
-    remove_half_written(out)
+    """Tile slides in other processes; one whose workers died each time is left out."""
     tiles = 0
-    with connect(scheduler, workers) as client:
-        for done, (bag_id, result) in enumerate(map_on_workers(client, pack, slides), start=1):
+    with closing(spread(pack, slides, scheduler=scheduler, workers=workers)) as results:
+        for done, (bag_id, result) in enumerate(results, start=1):
             outcome = left_out(slides[bag_id], _DIED) if isinstance(result, WorkersDied) else result
             tiles += outcome.n_instances
             if progress is not None:

@@ -260,6 +260,8 @@ function introduce() {
   byId("show-truth").disabled = !run.has_truth;
   byId("show-truth").checked = run.has_truth;
   byId("show-labels").disabled = !run.rounds.length;
+  byId("outdated").hidden = !run.outdated.length;
+  byId("outdated").textContent = `Scores are out of date: ${run.outdated.join("; ")}`;
 }
 
 async function start() {
