@@ -1,6 +1,7 @@
 """What every test shares: one thread per process (tests run side by side), small settings, a small cohort."""
 
 import os
+import signal
 import socket
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes what it runs in the background deaf to Ctrl-C
 
 TINY = [
     "encoder.options={channels: [8, 8, 16, 16], stem_width: 8}",

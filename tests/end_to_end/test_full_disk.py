@@ -49,7 +49,8 @@ def test_drawing_a_cohort_goes_on_when_there_is_room(disk, tiny_cohort):
     resize(64_000)
     its2clr(*words)
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    names = [path.relative_to(tiny_cohort) for path in tiny_cohort.rglob("*") if path.is_file()]
+    files = [path for path in tiny_cohort.rglob("*") if path.is_file() and path.name != "content.json"]  # has times
+    names = [path.relative_to(tiny_cohort) for path in files]
     assert all((folder / "cohort" / name).read_bytes() == (tiny_cohort / name).read_bytes() for name in names)
 
 

@@ -36,7 +36,7 @@ SETTINGS = [
     f"refine.batch_size={BATCH}",
     f"refine.temperature={TEMPERATURE}",
     "refine.steps_per_epoch=3",
-    "refine.learning_rate=0.05",
+    "refine.learning_rate=0.02",
     "refine.aggregator_seeds=1",
     "refine.top_instance=false",
     *(f"refine.views.{name}_probability=0" for name in ("jitter", "grayscale", "blur")),
@@ -229,8 +229,8 @@ def test_the_first_epochs_may_keep_the_learning_rate(recorded, tiny_cohort, tmp_
     monkeypatch.setattr(learner, "train_epoch", epoch)
     settings = [f"pretrain.start={recorded.run}", f"refine.refresh_every={EPOCHS}", "refine.constant_epochs=4"]
     open_run(tmp_path / "run", tiny_cohort, "demo", [*SETTINGS, *settings], quiet=True).refine()
-    falling = [0.05 * (1 + math.cos(math.pi * step / (3 * EPOCHS))) / 2 for step in range(6)]
-    assert rates == pytest.approx([0.05] * 12 + falling)
+    falling = [0.02 * (1 + math.cos(math.pi * step / (3 * EPOCHS))) / 2 for step in range(6)]
+    assert rates == pytest.approx([0.02] * 12 + falling)
 
 
 def test_the_gate_compares_what_it_is_told_to():
