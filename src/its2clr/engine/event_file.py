@@ -6,7 +6,6 @@ of that thread.
 
 import os
 import platform
-import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, first: int) -> None:
-        name = f"{time.time():010.0f}.{platform.node()}.{os.getpid()}.{secrets.token_hex(4)}"
+        name = f"{time.time():017.6f}.{platform.node()}.{os.getpid()}"  # TensorBoard reads them in the order of names
         self._path = folder / f"events.out.tfevents.{name}"
         folder.mkdir(parents=True, exist_ok=True)
         self._write(
