@@ -5,12 +5,14 @@ import multiprocessing
 import multiprocessing.connection
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from its2clr.engine.shared_gpu import shared_gpu
 from its2clr.engine.workers import become_worker
 from its2clr.experiments.metrics import ENCODER_OF_STAGE
 from its2clr.experiments.plan import Job
@@ -113,7 +115,7 @@ def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
     pending = dict(tasks)
     settled: dict[Job, bool] = {}
     workers = [_Trainer(_serve, (allowed_plugins(), number, count)) for number in range(count)]
-    try:
+    with shared_gpu(), _stopped(workers):
         while pending or any(worker.job for worker in workers):
             for job in [job for job in pending if job.start is not None and settled.get(job.start) is False]:
                 del pending[job]
@@ -129,6 +131,12 @@ def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
                 outcome = busy[pipe].take()  # type: ignore[index]
                 settled[outcome.job] = outcome.failure is None
                 yield outcome
+
+
+@contextmanager
+def _stopped(workers: list["_Trainer"]) -> Iterator[None]:
+    try:
+        yield
     finally:
         with interrupts_wait():
             for worker in workers:

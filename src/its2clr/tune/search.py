@@ -19,6 +19,7 @@ from its2clr.cohort import Cohort
 from its2clr.config import EngineConfig, RunConfig
 from its2clr.engine.devices import Engine, launched_processes
 from its2clr.engine.progress import Progress, ProgressBar
+from its2clr.engine.shared_gpu import shared_gpu
 from its2clr.engine.workers import become_worker, locked
 from its2clr.errors import DiskFullError, InputError, TrainingError
 from its2clr.plugins import allow_plugins, allowed_plugins
@@ -93,7 +94,8 @@ def tune(study: Study, *, trials: int | None = None, hours: float | None = None,
             if workers == 1:
                 work(study, budget, watch.look)
             else:
-                _side_by_side(study, budget, workers, watch.look)
+                with shared_gpu():
+                    _side_by_side(study, budget, workers, watch.look)
             watch.look()
     finally:
         stopwatch.note(every=0.0)
