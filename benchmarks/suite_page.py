@@ -101,12 +101,13 @@ def summarised(runs: list[dict[str, Any]], order: list[str]) -> list[dict[str, A
 def table(rows: list[dict[str, Any]]) -> str:
     head = ["", "runs", *MEASURES.values(), "gap closed", "below start"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in rows:
+    begins = [row["row"] for row in rows].index(START) if any(row["row"] == START for row in rows) else len(rows)
+    for number, row in enumerate(rows):
         measures = [row[name] for name in MEASURES]
         deviations = ["" if one["deviation"] is None else f" ± {one['deviation']:.3f}" for one in measures]
         cells = [f"{one['mean']:.3f}{deviation}" for one, deviation in zip(measures, deviations, strict=True)]
         cells += ["", ""]
-        if row["row"] != START and measures[0]["paired"]:
+        if number > begins and measures[0]["paired"]:  # what stands above the start does not begin with it
             closed = [NO_GAP if one["closed"] is None else f"{one['closed']:.0%}" for one in measures]
             cells[-2] = closed[0] if len(set(closed)) == 1 else " / ".join(closed)
             cells[-1] = " / ".join(f"{one['below']}" for one in measures) + f" of {measures[0]['paired']}"

@@ -60,9 +60,10 @@ def test_summary_of_a_cohort(page):
     runs = [run("ours", 0, 0.8), run("ours", 1, 0.55), run("ours", 2, 0.9), run("once", 0, 0.4)]
     runs += [run("start", 0, 0.5, 0.5), run("start", 1, 0.6, 0.7)]
     runs += [run("ground truth", 0, 0.9, 0.8), run("ground truth", 1, 0.8, 0.6)]
-    rows = page.summarised(runs, ["once", "start", "ours", "ground truth"])
-    once, _, ours, _ = rows
-    assert [row["row"] for row in rows] == ["once", "start", "ours", "ground truth"]
+    runs += [run("colours", 0, 0.3)]
+    rows = page.summarised(runs, ["colours", "start", "once", "ours", "ground truth"])
+    _, _, once, ours, _ = rows
+    assert [row["row"] for row in rows] == ["colours", "start", "once", "ours", "ground truth"]
     assert ours["bag_auc"]["mean"] == pytest.approx(0.75)
     assert ours["bag_auc"]["deviation"] == pytest.approx(((0.05**2 + 0.2**2 + 0.15**2) / 2) ** 0.5)
     # Ground truth is 0.4 and 0.2 ahead: 0.3 with a standard error of 0.1. Ours has a start in two of its three runs.
@@ -74,6 +75,7 @@ def test_summary_of_a_cohort(page):
     table = page.table(rows)
     assert "| once | 1 | 0.400 | 0.500 | 0.500 | -25% / no clear gap / no clear gap | 1 / 0 / 0 of 1 |" in table
     assert "| ours | 3 | 0.750 ± 0.180 |" in table
+    assert "| colours | 1 | 0.300 | 0.500 | 0.500 |  |  |" in table  # it does not begin with the start
 
 
 def test_one_run_has_no_clear_gap(page):
