@@ -19,10 +19,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -215,10 +216,21 @@ def prepared(args: argparse.Namespace, *, colour: bool) -> dict[tuple[str, int],
     needed = dict.fromkeys([*asked, *((COHORTS[name].starts or name, number) for name, number in asked)])
     folders = dict.fromkeys(COHORTS[name].folder for name, _ in needed)
     images = {folder: unpacked(args.data / folder, args.starts / "data") for folder in folders if folder}
-    with ThreadPoolExecutor(args.workers) as pool:
-        list(pool.map(lambda one: pack(args, *one, images.get(COHORTS[one[0]].folder)), needed))
-        list(pool.map(pack_colour_statistics, asked.values() if colour else ()))
+    wanted = [(args.data, cohort_folder(args, *one), *one, images.get(COHORTS[one[0]].folder)) for one in needed]
+    side_by_side(pack, wanted, args.workers)
+    side_by_side(pack_colour_statistics, [(path,) for path in asked.values()] if colour else [], args.workers)
     return asked
+
+
+def side_by_side(function: Callable[..., None], calls: list[tuple[Any, ...]], workers: int) -> None:
+    """Make the calls in several processes: packing is mostly Python, so threads would wait for each other."""
+    if workers == 1 or len(calls) < 2:
+        for arguments in calls:
+            function(*arguments)
+        return
+    with ProcessPoolExecutor(min(workers, len(calls)), get_context("spawn")) as pool:
+        for future in [pool.submit(function, *arguments) for arguments in calls]:
+            future.result()
 
 
 def cohort_folder(args: argparse.Namespace, name: str, sampling: int) -> Path:
@@ -244,9 +256,9 @@ def unpacked(folder: Path, to: Path) -> Path:
     return to / folder.name
 
 
-def pack(args: argparse.Namespace, name: str, sampling: int, images: Path | None) -> None:
+def pack(data: Path, cohort: Path, name: str, sampling: int, images: Path | None) -> None:
     """Make a cohort of the bags of one sampling, unless it is there."""
-    source, cohort = COHORTS[name], cohort_folder(args, name, sampling)
+    source = COHORTS[name]
     if (cohort / "bags.csv").is_file():
         return
     if images is None or source.folder is None:
@@ -254,7 +266,7 @@ def pack(args: argparse.Namespace, name: str, sampling: int, images: Path | None
         return
     bags = cohort.with_name("bags")
     options = [str(word) for pair in {**source.options, source.number: sampling}.items() for word in pair]
-    script = args.data / source.folder / "make_bags.py"
+    script = data / source.folder / "make_bags.py"
     subprocess.run([sys.executable, script, images, bags, *options], check=True, capture_output=True)
     crops = bags / "tiles"  # where the script makes the images itself
     manifest = read_manifest(bags / "bags.csv", bags / "instances.csv", bags if crops.is_dir() else images)

@@ -1,6 +1,8 @@
 import json
 import math
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -258,6 +260,13 @@ def test_the_first_process_s_failure_is_raised():
     assert engine.on_writer(lambda: 3) == 3
     with pytest.raises(InputError, match="no space left"):
         engine.on_writer(fail)
+
+
+def test_the_library_below_says_nothing_of_its_own():
+    told = "from its2clr.engine.devices import Engine; from its2clr.config import EngineConfig as E; "
+    said = [sys.executable, "-c", told + "Engine(E(precision='bf16-mixed', accelerator='cpu'))"]
+    ended = subprocess.run(said, capture_output=True, text=True, check=True)
+    assert ended.stdout + ended.stderr == ""
 
 
 def test_a_command_beside_a_training_leaves_what_that_is_writing(run):

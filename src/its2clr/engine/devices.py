@@ -1,5 +1,6 @@
 """Lightning Fabric set up from the config and the launcher: one process, torchrun or Slurm."""
 
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from its2clr.errors import InputError, Its2clrError, TrainingError
 from its2clr.seeds import derive_seed
 
 T = TypeVar("T")
+
+logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it tells users of precisions and tensor cores
 
 COLLECTIVE_TIMEOUT = timedelta(days=2)
 """How long processes wait for each other; the first one trains aggregators while the others wait."""
