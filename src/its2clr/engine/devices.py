@@ -21,7 +21,8 @@ from its2clr.seeds import derive_seed
 
 T = TypeVar("T")
 
-logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it tells users of precisions and tensor cores
+for _name in ("lightning.fabric", "lightning.pytorch"):  # they tell users of precisions and tensor cores
+    logging.getLogger(_name).setLevel(logging.WARNING)
 
 COLLECTIVE_TIMEOUT = timedelta(days=2)
 """How long processes wait for each other; the first one trains aggregators while the others wait."""
