@@ -100,7 +100,7 @@ def root(
 
 
 def main() -> None:
-    """Run the command line; an error that the user can mend is one message and exit code 2, any other is exit code 70."""
+    """Run the command line; an error that the user can mend is one message and exit code 2, any other exit code 70."""
     with Termination(f"stopped by SIGTERM; {GOES_ON}\n" if is_first_process() else "") as termination:
         try:
             app()
@@ -138,6 +138,6 @@ def _unforeseen(error: Exception) -> NoReturn:
     text = " ".join(str(error).split())
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     said = said if len(said) <= _LONGEST_LINE else f"{said[:_LONGEST_LINE]}..."
-    report = "please report it with this output" if _debugging() else "please report it with the output of `its2clr --debug ...`"
+    report = f"please report it with {'this output' if _debugging() else 'the output of `its2clr --debug ...`'}"
     print(f"error: {command} met an error that nobody foresaw: {said}; {report}", file=sys.stderr)  # noqa: T201
     sys.exit(UNFORESEEN)
