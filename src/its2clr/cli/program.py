@@ -1,5 +1,6 @@
 """The program `its2clr`: its commands in the order of `its2clr --help`, and how it ends."""
 
+import io
 import sys
 import traceback
 from collections.abc import Callable
@@ -101,6 +102,9 @@ def root(
 
 def main() -> None:
     """Run the command line; an error that the user can mend is one message and exit code 2, any other exit code 70."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be no UTF-8
     with Termination(f"stopped by SIGTERM; {GOES_ON}\n" if is_first_process() else "") as termination:
         try:
             app()
