@@ -20,7 +20,7 @@ EXCLUDED_NAMES = frozenset({"exclusion", "_2", "normal", "ignore*"})
 
 _SMALLEST_RING = 3
 _MOST_CROSSINGS = 50_000
-_PAIRS_AT_ONCE = 2**22
+_PAIRS_AT_ONCE = 2**18
 _UNNAMED = "(no class)"
 
 
