@@ -188,7 +188,7 @@ def test_a_nul_in_a_table_is_said_with_its_row(tmp_path):
     assert "NUL character in row 3" in str(problems[0])
 
 
-def test_a_name_that_is_not_utf8_is_an_input_error_in_text_and_a_name_in_hdf5(tmp_path):
+def test_a_name_that_is_not_utf8_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match="rename that file"):
         write_text(tmp_path / "a.txt", "slide\udcff.tif")
     assert not (tmp_path / "a.txt").exists()
