@@ -15,11 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from its2clr.errors import DiskFullError
+from its2clr.errors import DiskFullError, InputError, Its2clrError
 from its2clr.wording import readable_size
 
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 _TEMPORARY = re.compile(r"\..*\.(?:(?P<machine>[0-9a-f]{6})-)?(?P<process>\d+)-[0-9a-f]{8}\.part", re.DOTALL)
+_LONGEST_REASON = 300
 ABANDONED_SECONDS = 24 * 3600
 """A temporary file of another machine counts as left behind when nobody has written to it for this long."""
 
@@ -111,6 +112,26 @@ def disk_full_said(path: Path, needs: int = 0) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def damage_said(what: str, advice: str = "", raised: type[Exception] = InputError) -> Iterator[None]:
+    """Where reading a file fails, whatever the library raises, raise one error that says which file and why.
+
+    Args:
+        what: The file and what is wrong with it, such as `runs/a/state.json: is damaged`.
+        advice: What to do.
+        raised: The kind of error.
+    """
+    try:
+        yield
+    except raised:
+        raise
+    except Its2clrError as error:
+        raise raised(str(error)) from error
+    except Exception as error:
+        words = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
+        raise raised(f"{what} ({words}){advice and f'; {advice}'}") from error
+
+
 def _no_room(error: Exception) -> int | None:
     """The number of the system's error that means no room, if it is one; libraries put its words into their own."""
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
@@ -163,8 +184,13 @@ def _may_be_written(path: Path, machine: str | None, process: int) -> bool:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file that is never half-written."""
+    try:
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        name = text[max(0, error.start - 60) : error.end + 20].encode("ascii", "backslashreplace").decode()
+        raise InputError(f"{path}: cannot hold a name that is not UTF-8 ({name!r}); rename that file") from error
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -172,9 +198,19 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=True) + "\n")
 
 
-def read_json(path: str | Path) -> Any:
-    """Read a JSON file."""
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+def read_json(path: str | Path, kind: type = dict) -> Any:
+    """Read a JSON file that holds an object, or another kind of value.
+
+    Raises:
+        InputError: It is damaged, or holds another kind of value.
+        OSError: It is missing, or cannot be read.
+    """
+    content = Path(path).read_bytes()
+    with damage_said(f"{path}: is no whole JSON file"):
+        value = json.loads(content.decode())
+        if not isinstance(value, kind):
+            raise InputError(f"{path}: is damaged, it holds a {type(value).__name__} instead of a {kind.__name__}")
+    return value
 
 
 def hash_files(*paths: Path) -> str:

@@ -10,9 +10,13 @@ from pathlib import Path
 import h5py
 
 from its2clr.errors import InputError
+from its2clr.wording import readable_size
 
 _BUILT_IN_FILTERS = 256
 """Numbers of HDF5's own filters are below; others are found by number in libraries that are then loaded."""
+_LARGEST_UNCHECKED = 64 * 2**20
+_MOST_COMPRESSED = 1100
+"""Deflate makes at most 1,032 bytes of one; what declares more is filled up in memory, not read."""
 _ADVICE = "it is not read; write the values into the file itself (h5repack, or h5py)"
 
 
@@ -38,7 +42,7 @@ def _check(path: str | Path, group: h5py.h5g.GroupID) -> None:
             raise InputError(f"{path}: {name.decode('utf-8', 'replace')!r} {problem}: {_ADVICE}")
 
 
-def _problem(group: h5py.h5g.GroupID, name: bytes) -> str | None:
+def _problem(group: h5py.h5g.GroupID, name: bytes) -> str | None:  # noqa: PLR0911
     """What is wrong with a member; by h5py's low-level calls, since tile files are opened very often."""
     if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:
         return "is a link to another place"
@@ -52,4 +56,7 @@ def _problem(group: h5py.h5g.GroupID, name: bytes) -> str | None:
     filters = [settings.get_filter(number)[0] for number in range(settings.get_nfilters())]
     if foreign := [number for number in filters if number >= _BUILT_IN_FILTERS and number != h5py.h5z.FILTER_LZF]:
         return f"is compressed by filter {foreign[0]}, which is not part of HDF5"
+    declared = found.get_type().get_size() * found.get_space().get_simple_extent_npoints()
+    if declared > _LARGEST_UNCHECKED + _MOST_COMPRESSED * found.get_storage_size():
+        return f"declares {readable_size(declared)} of values, but holds {readable_size(found.get_storage_size())}"
     return None

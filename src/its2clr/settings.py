@@ -1,6 +1,7 @@
 """Makes settings from a recipe and `key=value` overrides; the error for an unknown key gives the closest known one."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -12,7 +13,10 @@ from pydantic import BaseModel, ValidationError
 
 from its2clr.config import RunConfig, Section
 from its2clr.errors import InputError
+from its2clr.files import damage_said
 from its2clr.wording import did_you_mean
+
+_MOST_VALUES = 10_000
 
 
 def recipe_names() -> list[str]:
@@ -25,17 +29,12 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
     if str(recipe) in recipe_names():
         text = resources.files("its2clr.recipes").joinpath(f"{recipe}.yaml").read_text(encoding="utf-8")
     elif Path(recipe).is_file():
-        try:
+        with damage_said(f"recipe {recipe}: not a text file"):
             text = Path(recipe).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"recipe {recipe}: not a text file ({error})") from error
     else:
         hint = did_you_mean(str(recipe), recipe_names(), else_list=True)
         raise InputError(f"no recipe named {str(recipe)!r}{hint}; give the name of a recipe or a .yaml file")
-    try:
-        values = copy.deepcopy(_parsed(text)) or {}
-    except yaml.YAMLError as error:
-        raise InputError(f"recipe {recipe}: not valid YAML: {error}") from error
+    values = parse_yaml(text, f"recipe {recipe}") or {}
     if not isinstance(values, dict):
         raise InputError(f"recipe {recipe}: expected keys and values, got {type(values).__name__}")
     engine = values.get("engine")
@@ -47,9 +46,37 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
     return values
 
 
+def parse_yaml(text: str, where: str) -> Any:
+    """Read settings written as YAML.
+
+    Args:
+        text: The YAML.
+        where: What it is, for the error.
+
+    Raises:
+        InputError: It is no YAML, or aliases make it far larger than it looks.
+    """
+    with damage_said(f"{where}: not valid YAML"):
+        value = _parsed(text)
+        if _values_in(value, {}) > _MOST_VALUES:
+            raise InputError(f"{where}: its aliases (*) repeat themselves to more than {_MOST_VALUES} values")
+        return copy.deepcopy(value)  # the parsed one is kept
+
+
 @cache
 def _parsed(text: str) -> Any:
     return yaml.safe_load(text)
+
+
+def _values_in(value: Any, known: dict[int, float]) -> float:
+    """Values in lists and mappings when every alias is written out; infinite if one holds itself."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = math.inf
+        held = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_values_in(one, known) for one in held)
+    return known[id(value)]
 
 
 def without_folders(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,10 +135,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set {text!r}: expected key=value, for example refine.epochs=20")
-    try:
-        return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise InputError(f"--set {text!r}: the value is not valid YAML: {error}") from error
+    return key.strip(), parse_yaml(value, f"--set {text!r}")
 
 
 def _put(values: dict[str, Any], path: list[str], value: Any) -> None:

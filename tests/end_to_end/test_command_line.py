@@ -1,12 +1,16 @@
 import csv
+import errno
 import subprocess
 import sys
 
 import pytest
+import typer
 from PIL import Image
 from tests.end_to_end.commands import environment, its2clr
 
 from its2clr import __version__
+from its2clr.cli import program
+from its2clr.errors import InputError
 
 
 def test_version_and_help_teach():
@@ -40,6 +44,48 @@ def test_bad_input_is_one_message_and_exit_code_2(arguments, message, tiny_cohor
 def test_debug_shows_the_traceback():
     result = its2clr("--debug", "fit", "nowhere", check=False)
     assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_unforeseen_error_is_one_line_and_exit_code_70(debug, monkeypatch, capsys):
+    """Also of a process that is not the first, which may be the only one to meet it."""
+
+    def broken():
+        raise KeyError("of two\nlines " + 1000 * "x")
+
+    monkeypatch.setattr("its2clr.settings.recipe_names", broken)
+    monkeypatch.setattr("sys.argv", ["its2clr", *(["--debug"] if debug else []), "recipes"])
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as end:
+        program.main()
+    said = capsys.readouterr().err
+    assert end.value.code == program.UNFORESEEN == 70
+    assert ("Traceback" in said) == debug
+    last = said.splitlines()[-1]
+    assert last.startswith("error: its2clr recipes met an error that nobody foresaw: KeyError: ")
+    assert "please report it" in last
+    assert len(last) < 700
+    if not debug:
+        assert said.count("\n") == 1
+
+
+def test_foreseen_errors_end_as_before(monkeypatch, capsys):
+    for error, code, said in (
+        (InputError("mend it"), 2, "error: mend it\n"),
+        (OSError("no such file"), 2, "error: no such file\n"),
+        (MemoryError(), 2, "error: out of memory\n"),
+        (BrokenPipeError(errno.EPIPE, "closed"), 1, ""),
+    ):
+        monkeypatch.setattr(program, "app", typer.Typer(pretty_exceptions_enable=False))
+
+        @program.app.command()
+        def broken(error=error):
+            raise error
+
+        monkeypatch.setattr("sys.argv", ["its2clr"])
+        with pytest.raises(SystemExit) as end:
+            program.main()
+        assert (end.value.code, capsys.readouterr().err) == (code, said)
 
 
 def write_manifest(folder, *, label="1"):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy.special import expit
 from scipy.stats import rankdata
@@ -20,7 +20,7 @@ from its2clr.aggregators.stacked import build, evaluate
 from its2clr.bag_features import BagFeatures
 from its2clr.engine.bounded import bounded_by
 from its2clr.errors import InputError
-from its2clr.files import atomic_path
+from its2clr.files import atomic_path, damage_said
 
 FILE_FORMAT = "its2clr.aggregators/1"
 
@@ -143,25 +143,23 @@ class TrainedAggregators:
         path = Path(path)
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except SafetensorError as error:
-            raise InputError(f"{path}: not a safetensors file, or incomplete: {error}") from error
+        with damage_said(f"{path}: not a safetensors file, or incomplete"), safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         if metadata.get("format") != FILE_FORMAT:
             raise InputError(f"{path}: holds no trained aggregators (expected format {FILE_FORMAT!r})")
-        description = json.loads(metadata["aggregators"])
-        return cls(
-            name=description["name"],
-            options=description["options"],
-            feature_dim=description["feature_dim"],
-            seeds=tuple(description["seeds"]),
-            validation_auc=np.asarray(description["validation_auc"], dtype=np.float64),
-            best_epoch=np.asarray(description["best_epoch"], dtype=np.int64),
-            history=description["history"],
-            state=state,
-        )
+        with damage_said(f"{path}: its description of aggregators is damaged"):
+            description = json.loads(metadata["aggregators"])
+            return cls(
+                name=description["name"],
+                options=description["options"],
+                feature_dim=description["feature_dim"],
+                seeds=tuple(description["seeds"]),
+                validation_auc=np.asarray(description["validation_auc"], dtype=np.float64),
+                best_epoch=np.asarray(description["best_epoch"], dtype=np.int64),
+                history=description["history"],
+                state=state,
+            )
 
 
 def bag_aucs(labels: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -1,8 +1,10 @@
 """The program `its2clr`: its commands in the order of `its2clr --help`, and how it ends."""
 
+import io
 import sys
+import traceback
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,6 +17,9 @@ from its2clr.version import __version__
 
 INTERRUPTED = 130
 """Exit code of a command stopped by Ctrl-C."""
+UNFORESEEN = 70
+"""Exit code of a command that met an error nobody foresaw (EX_SOFTWARE of sysexits.h)."""
+_LONGEST_LINE = 500
 GOES_ON = "the same command goes on where it stopped"
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": training.demo,
@@ -96,7 +101,10 @@ def root(
 
 
 def main() -> None:
-    """Run the command line; an error that the user can mend is one message and exit code 2."""
+    """Run the command line; an error that the user can mend is one message and exit code 2, any other exit code 70."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be no UTF-8
     with Termination(f"stopped by SIGTERM; {GOES_ON}\n" if is_first_process() else "") as termination:
         try:
             app()
@@ -108,11 +116,32 @@ def main() -> None:
             raise
         except KeyboardInterrupt:  # a second one, while the first was being handled
             sys.exit(TERMINATED if termination.heard else INTERRUPTED)
-        except (Its2clrError, OSError, MemoryError, RuntimeError) as error:
+        except Exception as error:
             ours = isinstance(error, Its2clrError | OSError | MemoryError)
-            if "--debug" in sys.argv or not (ours or "out of memory" in str(error)):
+            if not (ours or (isinstance(error, RuntimeError) and "out of memory" in str(error))):
+                _unforeseen(error)
+            if _debugging():
                 raise
             advice = "" if ours else "\nLower pretrain.batch_size, refine.batch_size or engine.extract_batch_size."
+            said = str(error) or "out of memory"  # Python's own error of that kind has no words
             if is_first_process():
-                Console(stderr=True, highlight=False).print(f"error: {error}{advice}", markup=False, soft_wrap=True)
+                Console(stderr=True, highlight=False).print(f"error: {said}{advice}", markup=False, soft_wrap=True)
             sys.exit(2)
+
+
+def _debugging() -> bool:
+    return "--debug" in sys.argv
+
+
+def _unforeseen(error: Exception) -> NoReturn:
+    """End with one line about an error that nobody thought of; every process says its own, since others may be fine."""
+    if _debugging():
+        traceback.print_exception(error)
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    command = " ".join(["its2clr", *words[: 2 if words[:1] == ["cohort"] else 1]])
+    text = " ".join(str(error).split())
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    said = said if len(said) <= _LONGEST_LINE else f"{said[:_LONGEST_LINE]}..."
+    report = f"please report it with {'this output' if _debugging() else 'the output of `its2clr --debug ...`'}"
+    print(f"error: {command} met an error that nobody foresaw: {said}; {report}", file=sys.stderr)  # noqa: T201
+    sys.exit(UNFORESEEN)

@@ -19,6 +19,8 @@ FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bicubic": Image.Resampling.BICUBIC,
 }
+LARGEST_IMAGE = 2**26
+"""Pixels of the largest image that is taken as one tile: a few hundred bytes can declare any number."""
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT = 1
 _LARGEST_16_BIT = 65535
@@ -79,6 +81,7 @@ def prepare_image(
         raise ImageProblem("the file is empty")
     try:
         with _open_dicom(content) if _is_dicom(content) else Image.open(io.BytesIO(content)) as image:
+            _check_size(*image.size)
             image.load()
             is_tile = _is_tile(image, tile_size, encoding)
             whole = to_rgb(ImageOps.exif_transpose(image))
@@ -103,6 +106,14 @@ def _crop_to_scan(image: Image.Image) -> Image.Image:
     return scan
 
 
+def _check_size(width: int, height: int) -> None:
+    """Refuse an image by the size it declares, before memory is taken for its pixels."""
+    if width * height > LARGEST_IMAGE:
+        raise ImageProblem(
+            f"has {width} x {height} pixels, too many for one tile (at most {LARGEST_IMAGE}); cut it into tiles first"
+        )
+
+
 def _is_dicom(content: bytes) -> bool:
     """Whether a file is DICOM, by its magic bytes."""
     return content[_DICOM_PREAMBLE : _DICOM_PREAMBLE + 4] == b"DICM"
@@ -123,6 +134,7 @@ def _open_dicom(content: bytes) -> Image.Image:
     dataset = pydicom.dcmread(io.BytesIO(content))
     if "PixelData" not in dataset:
         raise ValueError("it is a DICOM file without pixels")
+    _check_size(int(dataset.Columns), int(dataset.Rows))
     meaning = str(dataset.PhotometricInterpretation)
     pixels = pixel_array(dataset, index=0)  # colours come as RGB
     if pixels.ndim == 3 and pixels.dtype == np.uint8:
@@ -165,10 +177,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ImageProblem("has floating point pixels of unknown range; convert it to 8 or 16 bits")
     if image.mode == "I" or image.mode.startswith("I;"):
-        pixels = np.asarray(image).astype(np.int64)
+        pixels = np.asarray(image)
         if pixels.min() < 0 or pixels.max() > _LARGEST_16_BIT:
             raise ImageProblem("has pixels beyond 16 bits; convert it to 8 or 16 bits")
-        return Image.fromarray(np.rint(pixels / 257).astype(np.uint8)).convert("RGB")
+        return Image.fromarray(np.rint(pixels / np.float32(257)).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         layered = image.convert("RGBA")
         white = Image.new("RGBA", layered.size, (255, 255, 255, 255))

@@ -88,6 +88,8 @@ def read_table(path: Path, problems: list[Problem]) -> pd.DataFrame | None:
     header_line = text.split("\n", 1)[0]
     delimiter = max(_DELIMITERS, key=header_line.count)
     try:
+        if "\0" in text:
+            raise csv.Error(f"a NUL character in row {text[: text.index(chr(0))].count(chr(10)) + 1}")  # noqa: TRY301
         records = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:
         problems.append(Problem(str(path), f"cannot be read as a table ({error})"))

@@ -24,6 +24,7 @@ from PIL import Image
 
 from its2clr.cohort.new_hdf5 import new_hdf5
 from its2clr.errors import InputError
+from its2clr.files import damage_said
 from its2clr.hdf5 import open_hdf5
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels, level0_mpp, magnification_of, shared_pixels
 from its2clr.version import __version__
@@ -242,7 +243,7 @@ def _description(
     attributes: Mapping[str, str | int | float] | None,
 ) -> dict[str, str | int | float]:
     return {
-        **(attributes or {}),
+        **{name: _as_text(said) if isinstance(said, str) else said for name, said in (attributes or {}).items()},
         "bag_id": bag_id,
         "mpp": float(mpp),
         "tile_size": int(tile_size),
@@ -293,11 +294,8 @@ def read_content(path: Path) -> Content:
     Raises:
         InputError: If the file is damaged.
     """
-    try:
-        with open_hdf5(path) as file:
-            return _content(file)
-    except (KeyError, OSError, RuntimeError) as error:
-        raise InputError(f"{path}: cannot be read, the file is damaged ({error}); {_ADVICE}") from error
+    with damage_said(f"{path}: cannot be read, the file is damaged", _ADVICE), open_hdf5(path) as file:
+        return _content(file)
 
 
 def written_content(path: Path) -> Content | None:
@@ -305,7 +303,7 @@ def written_content(path: Path) -> Content | None:
     try:
         with open_hdf5(path) as file:
             return Content(*(str(file.attrs[f"content_{name}"]) for name in Content._fields))
-    except (KeyError, OSError, RuntimeError):
+    except Exception:  # noqa: BLE001 - a damaged HDF5 file may raise anything
         return None
 
 
@@ -352,7 +350,7 @@ def read_tiles(path: Path, *, labels_visible: bool = True) -> TileFile:
             held = (FEATURES,) if FEATURES in file else ("images", "offsets")
             missing = [name for name in (*held, "coords", "names") if not isinstance(file.get(name), h5py.Dataset)]
             if missing:
-                raise InputError(f"{path}: is not a tile file, it has no {', '.join(missing)}; {_ADVICE}")
+                raise InputError(f"{path}: is not a tile file, it has no {', '.join(missing)}; {_ADVICE}")  # noqa: TRY301
             shapes = {name: tuple(one.shape) for name, one in file.items() if isinstance(one, h5py.Dataset)}
             offsets = np.arange(len(file[FEATURES]) + 1) if FEATURES in file else file["offsets"][:].astype(np.int64)
             attributes = dict(file.attrs)
@@ -369,11 +367,11 @@ def read_tiles(path: Path, *, labels_visible: bool = True) -> TileFile:
                 attributes=attributes,
                 labels_visible=labels_visible,
             )
+    except InputError:
+        raise
     except KeyError as error:
         raise InputError(f"{path}: is not a tile file, attribute {error} is missing; {_ADVICE}") from error
-    except (OSError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+    except Exception as error:
         raise InputError(f"{path}: cannot be read, it is damaged or no HDF5 file ({error}); {_ADVICE}") from error
     _check_structure(tiles, shapes)
     return tiles
@@ -431,24 +429,18 @@ def read_encoded(path: Path, first: int, last: int, count: int) -> tuple[npt.NDA
     Raises:
         InputError: If the file is damaged or holds another number of images.
     """
-    try:
-        with open_hdf5(path) as file:
-            offsets, images = file["offsets"], file["images"]
-            if offsets.shape != (count + 1,):
-                message = f"holds {offsets.shape[0] - 1} images, bags.csv says {count}; make the cohort again"
-                raise InputError(f"{path}: {message}")
-            places: npt.NDArray[np.int64] = offsets[first : last + 1].astype(np.int64, copy=False)
-            return places - places[0], images[places[0] : places[-1]]
-    except (KeyError, OSError, RuntimeError) as error:
-        raise InputError(f"{path}: images cannot be read, the file is damaged ({error}); {_ADVICE}") from error
+    with damage_said(f"{path}: images cannot be read, the file is damaged", _ADVICE), open_hdf5(path) as file:
+        offsets, images = file["offsets"], file["images"]
+        if offsets.shape != (count + 1,):
+            message = f"holds {offsets.shape[0] - 1} images, bags.csv says {count}; make the cohort again"
+            raise InputError(f"{path}: {message}")
+        places: npt.NDArray[np.int64] = offsets[first : last + 1].astype(np.int64, copy=False)
+        return places - places[0], images[places[0] : places[-1]]
 
 
 def _read_dataset(path: Path, name: str, *, optional: bool = False) -> Any:
-    try:
-        with open_hdf5(path) as file:
-            return None if optional and name not in file else file[name][:]
-    except (KeyError, OSError, RuntimeError) as error:
-        raise InputError(f"{path}: {name} cannot be read, the file is damaged ({error}); {_ADVICE}") from error
+    with damage_said(f"{path}: {name} cannot be read, the file is damaged", _ADVICE), open_hdf5(path) as file:
+        return None if optional and name not in file else file[name][:]
 
 
 def decode(encoded: bytes) -> npt.NDArray[np.uint8]:

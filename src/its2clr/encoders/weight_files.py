@@ -21,7 +21,7 @@ from its2clr.archive import read_archive
 from its2clr.config import HUB_PREFIXES, EncoderConfig, RunConfig
 from its2clr.engine.checkpoint import read_safetensors
 from its2clr.errors import InputError
-from its2clr.files import read_json
+from its2clr.files import damage_said, read_json
 from its2clr.settings import flatten
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
@@ -70,7 +70,8 @@ def read_weights(source: str | Path) -> WeightFile:
     """
     source = str(source)
     try:
-        file = _read_hub(source) if source.startswith(HUB_PREFIXES) else _read_path(Path(source), source)
+        with damage_said(f"{source} cannot be read as weights"):
+            file = _read_hub(source) if source.startswith(HUB_PREFIXES) else _read_path(Path(source), source)
     except InputError as error:
         raise InputError(f"encoder.weights: {error}") from error
     tensors = {name: tensor for name, tensor in file.tensors.items() if not name.startswith(_NOT_WEIGHTS)}

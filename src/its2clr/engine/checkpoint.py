@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from its2clr.errors import InputError
-from its2clr.files import atomic_path
+from its2clr.files import atomic_path, damage_said
 from its2clr.signals import interrupts_wait
 
 
@@ -34,7 +34,8 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
     tensors, metadata = read_safetensors(path)
     if "state" not in metadata:
         raise InputError(f"{path}: a safetensors file, but not a checkpoint of its2clr (no state in its metadata)")
-    return tensors, json.loads(metadata["state"])
+    with damage_said(f"{path}: not a readable checkpoint"):
+        return tensors, dict(json.loads(metadata["state"]))
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -43,11 +44,8 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
     Raises:
         InputError: The file is damaged, or is not a safetensors file.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise InputError(f"{path}: not a readable safetensors file ({error})") from error
+    with damage_said(f"{path}: not a readable safetensors file"), safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

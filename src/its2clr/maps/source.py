@@ -204,9 +204,9 @@ def _predicted(path: Path) -> Source:
             for name, bag_id in entry["bags"].items()
             if "tiles" in entry  # predictions of an older version do not say it
         }
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except Exception as error:
         raise InputError(f"{path}: its predictions cannot be read ({error}); run `its2clr predict` again") from error
     rows = {str(bag_id): part.sort_values("instance") for bag_id, part in table.groupby("bag_id", sort=False)}
 

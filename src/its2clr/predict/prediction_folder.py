@@ -143,9 +143,9 @@ def read_predictions(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
             keep_default_na=False,
             converters=dict.fromkeys(_PROBABILITIES, float),  # exact: a probability may equal the threshold
         )[["bag_id", *_PROBABILITIES]]
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except Exception as error:
         raise InputError(f"{folder}: its predictions cannot be read ({error}); run `its2clr predict` again") from error
     repeated = table["bag_id"][table["bag_id"].duplicated()].tolist()
     if repeated:

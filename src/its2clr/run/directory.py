@@ -172,4 +172,6 @@ class RunDirectory(Workspace):
     def _state(self) -> dict[str, Any]:
         path = self.path / "state.json"
         state: dict[str, Any] = read_json(path) if path.is_file() else {"its2clr": __version__, "stages": {}}
+        if not isinstance(state.get("stages"), dict):
+            raise InputError(f"{path}: is damaged, it does not say which stages are finished; restore it")
         return state

@@ -13,7 +13,7 @@ from its2clr.cohort import Cohort
 from its2clr.evaluation.arrays import both_classes
 from its2clr.evaluation.health import HealthReport, health_report
 from its2clr.evaluation.instances import pseudo_label_quality
-from its2clr.files import read_json
+from its2clr.files import damage_said, read_json
 from its2clr.refine.remedies import RETRIES_FILE, Retry
 from its2clr.run.names import ENCODERS
 from its2clr.run.scores import Model
@@ -52,16 +52,19 @@ def describe_cohort(cohort: Cohort) -> dict[str, Any]:
 def read_rounds(run: Path) -> list[Round]:
     """The rounds of a run's refinement so far, in order."""
     folders = sorted(path.parent for path in (run / "rounds").glob("*/metrics.json"))
-    return [
-        Round(read_json(folder / "metrics.json"), pd.read_parquet(folder / "pseudo_labels.parquet"))
-        for folder in folders
-    ]
+    return [Round(read_json(folder / "metrics.json"), _pseudo_labels(folder)) for folder in folders]
+
+
+def _pseudo_labels(folder: Path) -> pd.DataFrame:
+    path = folder / "pseudo_labels.parquet"
+    with damage_said(f"{path}: is damaged", "restore it"):
+        return pd.read_parquet(path)
 
 
 def read_retries(run: Path) -> list[Retry]:
     """Every time that the run's refinement was stuck, and what it tried then."""
     path = run / RETRIES_FILE
-    retries: list[Retry] = read_json(path) if path.is_file() else []
+    retries: list[Retry] = read_json(path, list) if path.is_file() else []
     return retries
 
 

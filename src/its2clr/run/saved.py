@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import yaml
-
 from its2clr.config import RunConfig
 from its2clr.errors import InputError
+from its2clr.files import damage_said
 from its2clr.run.older_runs import upgrade
-from its2clr.settings import validate_config, without_folders
+from its2clr.settings import parse_yaml, validate_config, without_folders
 
 
 def require_run_config(path: str | Path) -> tuple[RunConfig, Path]:
@@ -32,11 +31,9 @@ def read_run_config(path: str | Path) -> tuple[RunConfig, Path] | None:
     if not file.is_file():
         return None
     upgrade(Path(path))
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: damaged, cannot be read ({error})") from error
-    if not isinstance(document, dict) or "cohort" not in document:
+    with damage_said(f"{file}: damaged, cannot be read"):
+        document = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    if not isinstance(document, dict) or not isinstance(document.get("cohort"), str):
         raise InputError(f"{file}: not the config of a run (no cohort in it)")
     cohort, inside = Path(document.pop("cohort")), Path(path) / "cohort"
     if not cohort.exists() and inside.is_dir():  # a run that was moved with its cohort in it, such as the demo

@@ -18,7 +18,7 @@ from its2clr.cohort.identity import Identity, bag_contents
 from its2clr.cohort.layout import tile_path
 from its2clr.cohort.splits import SPLITS
 from its2clr.errors import InputError
-from its2clr.files import atomic_path, read_json, stamp
+from its2clr.files import atomic_path, damage_said, read_json, stamp
 from its2clr.run.handover import preferred_encoders
 from its2clr.run.made_from import feature_maker, outdated, read_made_from
 from its2clr.run.names import encoder_file
@@ -28,6 +28,9 @@ from its2clr.units import Level0Pixels
 if TYPE_CHECKING:
     from its2clr.aggregators.trained import TrainedAggregators
     from its2clr.bag_features import BagFeatures
+
+_RESTORE = "restore it, or run `its2clr evaluate` again"
+
 
 PREDICTIONS_FILE = "predictions.parquet"
 BAG_PREDICTIONS_FILE = "bag_predictions.csv"
@@ -240,12 +243,16 @@ class RunScores:
     @cached_property
     def bags(self) -> pd.DataFrame:
         """One row per bag and model: `bag_id`, `label`, `split`, `group`, `encoder`, `aggregator`, `probability`."""
-        return pd.read_csv(
-            self.run / BAG_PREDICTIONS_FILE,
-            dtype={"bag_id": str, "group": str},
-            keep_default_na=False,
-            converters={"probability": float},  # exactly what was written, with every version of pandas
-        )
+        path = self.run / BAG_PREDICTIONS_FILE
+        with damage_said(f"{path}: is damaged", _RESTORE):
+            table = pd.read_csv(
+                path,
+                dtype={"bag_id": str, "group": str},
+                keep_default_na=False,
+                converters={"probability": float},  # exactly what was written, with every version of pandas
+            )
+            table[["encoder", "aggregator"]] = table[["encoder", "aggregator"]].astype(str)  # KeyError: no such columns
+            return table
 
     @cached_property
     def models(self) -> list[Model]:
@@ -286,7 +293,8 @@ class RunScores:
                 raise InputError(f"{self.run}: no model {' + '.join(model)}; there are {_listed(self.models)}")
             chosen = [("encoder", "==", model.encoder), ("aggregator", "==", model.aggregator)]
             columns = ["bag_id", "probability", "bag_probability"]
-            table = pd.read_parquet(self._predictions, columns=columns, filters=chosen)
+            with damage_said(f"{self._predictions}: is damaged", _RESTORE):
+                table = pd.read_parquet(self._predictions, columns=columns, filters=chosen)
             probability = table["bag_probability"].to_numpy()
             bags = {
                 bag_id: (float(probability[rows.start]), rows) for bag_id, rows in rows_of_bags(table["bag_id"]).items()
@@ -308,7 +316,8 @@ class RunScores:
         if epoch not in self.rounds:
             raise InputError(f"{self.run}: no round after epoch {epoch}; there are {_listed(self.rounds)}")
         path = next(p for p in self.run.glob("rounds/*/pseudo_labels.parquet") if int(p.parent.name) == epoch)
-        return pd.read_parquet(path, columns=["bag_id", "instance", "probability", "pseudo_label", "selected"])
+        with damage_said(f"{path}: is damaged", "restore it"):
+            return pd.read_parquet(path, columns=["bag_id", "instance", "probability", "pseudo_label", "selected"])
 
 
 def rows_of_bags(bag_ids: "pd.Series[str]") -> dict[str, slice]:

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from its2clr.aggregators import create_aggregator
 from its2clr.config import RunConfig
 from its2clr.errors import InputError
-from its2clr.settings import flatten, resolve_config
+from its2clr.files import damage_said
+from its2clr.settings import flatten, parse_yaml, resolve_config
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -189,10 +189,8 @@ def read_space(path: str | Path) -> dict[str, Any]:
     Raises:
         InputError: The file is not there or holds something else.
     """
-    try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"space {path}: cannot be read: {error}") from error
+    with damage_said(f"space {path}: cannot be read"):
+        found = parse_yaml(Path(path).read_text(encoding="utf-8"), f"space {path}")
     if not isinstance(found, dict):
         raise InputError(f"space {path}: expected settings with what to search, e.g. refine.learning_rate: {EXPECTED}")
     return found

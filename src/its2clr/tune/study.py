@@ -17,12 +17,12 @@ from its2clr.cohort.identity import only_test_labels, said_changes
 from its2clr.config import FEATURES, STANDARD, RunConfig
 from its2clr.engine.workers import locked, take_lock
 from its2clr.errors import InputError
-from its2clr.files import disk_full_said, read_metrics, write_json, write_text
+from its2clr.files import damage_said, disk_full_said, read_metrics, write_json, write_text
 from its2clr.plugins import import_plugins
 from its2clr.run.made_from import MADE_FROM_FILE, read_made_from
 from its2clr.run.opening import cohort_info
 from its2clr.seeds import derive_seed
-from its2clr.settings import config_difference, resolve_config, validate_config, without_folders
+from its2clr.settings import config_difference, parse_yaml, resolve_config, validate_config, without_folders
 from its2clr.tune.judge import DIRECTION
 from its2clr.tune.space import Space, default_space, read_space
 
@@ -374,10 +374,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     file = path / STUDY_FILE
     if not file.is_file():
         return None
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: damaged, cannot be read ({error})") from error
+    with damage_said(f"{file}: damaged, cannot be read"):
+        found = parse_yaml(file.read_text(encoding="utf-8"), str(file))
     if not isinstance(found, dict) or not {"cohort", "recipe", "space", "settings"} <= found.keys():
         raise InputError(f"{file}: not the description of a study")
     return {**found, "settings": without_folders(found["settings"])}

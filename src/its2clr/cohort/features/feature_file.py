@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from its2clr.cohort.new_hdf5 import new_hdf5
 from its2clr.errors import InputError
+from its2clr.files import damage_said
 from its2clr.hdf5 import open_hdf5
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
 from its2clr.version import __version__
@@ -72,13 +73,10 @@ def read_feature_file(path: str | Path) -> FeatureFile:
     """
     if not Path(path).is_file():
         raise InputError(f"{path}: no such feature file")
-    try:
-        with open_hdf5(path) as h5:
-            features = np.asarray(h5["features"], dtype=np.float32)
-            coords = np.asarray(h5["coords"], dtype=np.int64)
-            made_by, tiles = (str(h5["features"].attrs.get(name, "")) for name in ("encoder", "tiles"))
-    except (OSError, KeyError) as error:
-        raise InputError(f"{path}: not a readable feature file ({error})") from error
+    with damage_said(f"{path}: not a readable feature file"), open_hdf5(path) as h5:
+        features = np.asarray(h5["features"], dtype=np.float32)
+        coords = np.asarray(h5["coords"], dtype=np.int64)
+        made_by, tiles = (str(h5["features"].attrs.get(name, "")) for name in ("encoder", "tiles"))
     if features.ndim != 2 or coords.shape != (len(features), 2):
         raise InputError(f"{path}: expected features (N, D) and coords (N, 2), got {features.shape} and {coords.shape}")
     return FeatureFile(features, coords, made_by, tiles)

@@ -29,11 +29,13 @@ from its2clr.cohort.features.tile_grids import (
     grid_of_patches,
     open_h5,
 )
+from its2clr.files import damage_said
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
 
 Layout = Literal["TRIDENT", "CLAM", "STAMP", "its2clr"]
 H5_SUFFIXES = (".h5", ".hdf5")
 SUFFIXES = (*H5_SUFFIXES, ".pt")
+_DAMAGED = "is damaged, or no feature file that is known"
 
 
 class FeatureHeader(NamedTuple):
@@ -95,13 +97,14 @@ def read_header(path: Path) -> FeatureHeader:
     Raises:
         FeatureProblem: It holds no features of tiles, or cannot be read.
     """
-    if path.suffix.lower() == ".pt":
-        return FeatureHeader("CLAM", *_checked_shape(path, tuple(_torch_features(path).shape)))
-    with open_h5(path) as h5:
-        layout = _layout(path, h5)
-        shape = tuple(h5["feats" if layout == "STAMP" else "features"].shape)
-        extractor = _extractor(attributes_of(h5))
-    return FeatureHeader(layout, *_checked_shape(path, shape), extractor)
+    with damage_said(f"{path}: {_DAMAGED}", raised=FeatureProblem):
+        if path.suffix.lower() == ".pt":
+            return FeatureHeader("CLAM", *_checked_shape(path, tuple(_torch_features(path).shape)))
+        with open_h5(path) as h5:
+            layout = _layout(path, h5)
+            shape = tuple(h5["feats" if layout == "STAMP" else "features"].shape)
+            extractor = _extractor(attributes_of(h5))
+        return FeatureHeader(layout, *_checked_shape(path, shape), extractor)
 
 
 def read_foreign_features(
@@ -117,6 +120,11 @@ def read_foreign_features(
     Raises:
         FeatureProblem: It cannot be used.
     """
+    with damage_said(f"{path}: {_DAMAGED}", raised=FeatureProblem):
+        return _read(path, mpp, coords)
+
+
+def _read(path: Path, mpp: MicronsPerPixel | None, coords: Path | None) -> PlacedFeatures:
     attributes: Mapping[str, Any] = {}
     if path.suffix.lower() == ".pt":
         layout: Layout = "CLAM"

@@ -8,6 +8,7 @@ from its2clr.cohort.slides.masks import is_tiff, read_mask
 from its2clr.cohort.slides.shapes import Annotations, Shapes
 from its2clr.cohort.slides.xml_annotations import read_xml_annotations
 from its2clr.errors import InputError
+from its2clr.files import damage_said
 
 _FORMATS = "ASAP XML, ImageScope XML, GeoJSON, PNG or TIFF masks"
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
@@ -34,6 +35,16 @@ def read_annotations(
             message says where and what to do.
     """
     path = Path(path)
+    with damage_said(f"{path}: is damaged, or no annotation that is known", "save the annotations again"):
+        return _read(path, level0_per_mask_pixel, classes, level0_size)
+
+
+def _read(
+    path: Path,
+    level0_per_mask_pixel: float | None,
+    classes: Collection[str] | None,
+    level0_size: tuple[int, int] | None,
+) -> Annotations:
     shapes = Shapes(path)
     start = _first_bytes(path)
     if start.startswith(b"\x89PNG") or is_tiff(path):

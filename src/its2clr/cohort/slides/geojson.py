@@ -101,5 +101,5 @@ def _polygons(
 def _ring(ring: Any, place: str, shapes: Shapes) -> Ring:
     try:
         return [(finite(point[0]), finite(point[1])) for point in ring]
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+    except (IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise shapes.error(place, f"is no list of x, y pairs ({error})", _ADVICE) from error

@@ -21,6 +21,7 @@ _LARGEST_LEVEL = 2**26
 """Of a pyramid the finest level of at most so many pixels is read."""
 
 _LARGEST_SINGLE = 2**28
+_MOST_LINES = 500_000
 _ROWS = 1024
 _MOST_LISTED = 8
 _COVERS_MOST = 0.5
@@ -60,7 +61,11 @@ def read_mask(
         shapes.notes.append(f"the mask covers {covered:.0%} of the slide; is it inverted?")
     factor = np.array([scale * full_size[0] / mask.shape[1], scale * full_size[1] / mask.shape[0]])
     factor = np.where(np.abs(factor - np.rint(factor)) * mask.shape[::-1] < 1, np.rint(factor), factor)
-    return Annotations(shapely.transform(mask_polygons(mask), lambda xy: xy * factor), tuple(shapes.notes))
+    try:
+        outline = mask_polygons(mask)
+    except InputError as error:
+        raise shapes.error("mask", str(error), "smooth it, or save it at a lower level") from error
+    return Annotations(shapely.transform(outline, lambda xy: xy * factor), tuple(shapes.notes))
 
 
 def _scale(path: Path, size: Size, given: float | None, level0_size: Size | None) -> float:
@@ -189,6 +194,8 @@ def mask_polygons(mask: Mask) -> Any:
     vertical = inside[:, 1:] != inside[:, :-1]
     y, start, end = _lines(horizontal, vertical[1:, :] | vertical[:-1, :])
     x, top, bottom = _lines(vertical.T, (horizontal[:, 1:] | horizontal[:, :-1]).T)
+    if len(y) + len(x) > _MOST_LINES:
+        raise InputError(f"its outline has {len(y) + len(x)} sides (at most {_MOST_LINES}): it is noise, not regions")
     ends = np.concatenate([np.stack([start, y, end, y], 1), np.stack([x, top, x, bottom], 1)])
     faces = shapely.get_parts(shapely.polygonize(shapely.linestrings(ends.reshape(-1, 2, 2).astype(np.float64))))
     points = shapely.get_coordinates(shapely.point_on_surface(faces)).astype(np.int64)

@@ -22,6 +22,7 @@ from its2clr.cohort.slides.slide_manifest import Slide
 from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail, read_tile
 from its2clr.cohort.slides.tissue import TissueTest
 from its2clr.cohort.tiles import write_tile_file
+from its2clr.errors import Its2clrError
 from its2clr.files import disk_full_said
 from its2clr.units import MicronsPerPixel, TilePixels
 
@@ -127,9 +128,12 @@ def pack_slide(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult:
     try:
         with disk_full_said(path), open_slide(slide.file) as image, Spool(path.parent) as spool:
             return _pack(slide, image, spool, out, settings)
-    except SlideProblem as problem:
+    except Exception as error:
+        if isinstance(error, Its2clrError | OSError):  # of writing: what is read raises a SlideProblem
+            raise
         overview_path(out, slide.bag_id).unlink(missing_ok=True)
-        return left_out(slide, str(problem))
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return left_out(slide, reason if isinstance(error, SlideProblem) else f"cannot be tiled: {reason}")
 
 
 def left_out(slide: Slide, problem: str) -> SlideResult:

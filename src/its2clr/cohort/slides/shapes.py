@@ -19,6 +19,8 @@ EXCLUDED_NAMES = frozenset({"exclusion", "_2", "normal", "ignore*"})
 """Names whose area is taken away from the tumour."""
 
 _SMALLEST_RING = 3
+_MOST_CROSSINGS = 50_000
+_PAIRS_AT_ONCE = 2**18
 _UNNAMED = "(no class)"
 
 
@@ -63,6 +65,9 @@ class Shapes:
     def repaired(self, place: str, geometry: Any) -> Any:
         """Make a polygon valid; one that crosses itself is repaired, with a note."""
         if not geometry.is_valid:
+            if _crossings(geometry) > _MOST_CROSSINGS:
+                message = f"crosses itself more than {_MOST_CROSSINGS} times"
+                raise self.error(place, message, "it is no outline of a region; draw it again")
             geometry = polygonal(shapely.make_valid(geometry))
             self.notes.append(f"{place} crosses or touches itself; repaired, area now {geometry.area:.0f} px")
         elif geometry.area == 0:
@@ -108,6 +113,22 @@ class Shapes:
             self.notes.append("no annotation has a class; all count as tumour")
         if not names:
             self.notes.append("there are no annotated areas")
+
+
+def _crossings(geometry: Any) -> int:
+    """How often the sides of a polygon cross each other; counting ends beyond `_MOST_CROSSINGS`.
+
+    Each crossing becomes a corner when a polygon is repaired: the outline of 3,000 random points has a million.
+    """
+    points, ring = shapely.get_coordinates(shapely.get_rings(geometry), return_index=True)
+    sides = shapely.linestrings(np.stack([points[:-1], points[1:]], axis=1)[ring[:-1] == ring[1:]])
+    tree = shapely.STRtree(sides)
+    at_once, found = max(1, _PAIRS_AT_ONCE // len(sides)), 0
+    for first in range(0, len(sides), at_once):
+        found += tree.query(sides[first : first + at_once], predicate="crosses").shape[1]
+        if found > 2 * _MOST_CROSSINGS:  # each is found from both sides
+            break
+    return found // 2
 
 
 def _wanted(classes: Collection[str] | None, names: list[str]) -> frozenset[str]:

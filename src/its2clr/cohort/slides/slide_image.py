@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from PIL import Image
 
 from its2clr.errors import InputError
+from its2clr.files import damage_said
 from its2clr.units import Level0Pixels, Level0Size, MicronsPerPixel
 
 SMALLEST_MPP, LARGEST_MPP = MicronsPerPixel(0.05), MicronsPerPixel(10.0)
@@ -96,8 +97,9 @@ def _open(path: Path) -> SlideImage:
     from its2clr.cohort.slides.tiff import TiffImage
 
     _check_file(path)
-    slide = _open_with_openslide(path)
-    return TiffImage(path) if slide is None else slide
+    with damage_said("is damaged, or no slide", raised=SlideProblem):
+        slide = _open_with_openslide(path)
+        return TiffImage(path) if slide is None else slide
 
 
 def _check_file(path: Path) -> None:

@@ -52,17 +52,17 @@ class TiffImage:
             number, series = _largest(self._file)
             self._planes = [_LevelPages(path, self._file, level) for level in series.levels]
             self.mpp = _ome_mpp(self._file, number) or _tag_mpp(series.levels[0].keyframe)
+            first = self._planes[0]
+            self.levels = tuple(
+                Level(level.width, level.height, (first.width / level.width + first.height / level.height) / 2)
+                for level in self._planes
+            )
         except SlideProblem:
             self.close()
             raise
         except Exception as error:
             self.close()
             raise SlideProblem(f"is a damaged TIFF: {_describe(error)}") from error
-        first = self._planes[0]
-        self.levels = tuple(
-            Level(level.width, level.height, (first.width / level.width + first.height / level.height) / 2)
-            for level in self._planes
-        )
 
     def read_region(self, x: Level0Pixels, y: Level0Pixels, level: int, width: int, height: int) -> Image.Image:
         """Read a region of a level; see `SlideImage`."""
@@ -92,6 +92,8 @@ class _LevelPages:
             raise SlideProblem(f"is no 8-bit RGB image: {found}; convert it to RGB")
         self._file, self._path, self.samples = file, path, samples
         self.height, self.width = sizes["Y"], sizes["X"]
+        if not self.height * self.width:
+            raise SlideProblem(f"is a damaged TIFF: a level has {self.width} x {self.height} pixels")
         self._pages = [page for page in series.pages if page is not None]
         page = self._pages[0].keyframe
         if page.photometric.name == "PALETTE":
