@@ -52,6 +52,8 @@ def test_drawing_a_cohort_goes_on_when_there_is_room(disk, tiny_cohort):
     files = [path for path in tiny_cohort.rglob("*") if path.is_file() and path.name != "content.json"]  # has times
     names = [path.relative_to(tiny_cohort) for path in files]
     assert all((folder / "cohort" / name).read_bytes() == (tiny_cohort / name).read_bytes() for name in names)
+    hashes = [json.loads((one / "content.json").read_text())["bags"] for one in (folder / "cohort", tiny_cohort)]
+    assert {bag: own[3:] for bag, own in hashes[0].items()} == {bag: own[3:] for bag, own in hashes[1].items()}
 
 
 @pytest.mark.slow

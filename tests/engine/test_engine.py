@@ -313,7 +313,7 @@ def test_ctrl_c_while_a_checkpoint_is_written_waits_for_it(tmp_path, monkeypatch
 
 def test_a_damaged_config_is_said(run):
     (run.path / "config.yaml").write_text("seed: [1")
-    with pytest.raises(InputError, match=r"config.yaml: not valid YAML"):
+    with pytest.raises(InputError, match=r"config.yaml: damaged"):
         reopen(run)
 
 

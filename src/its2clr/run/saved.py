@@ -32,7 +32,8 @@ def read_run_config(path: str | Path) -> tuple[RunConfig, Path] | None:
         return None
     upgrade(Path(path))
     with damage_said(f"{file}: damaged, cannot be read"):
-        document = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        text = file.read_text(encoding="utf-8")
+    document = parse_yaml(text, f"{file}: damaged")
     if not isinstance(document, dict) or not isinstance(document.get("cohort"), str):
         raise InputError(f"{file}: not the config of a run (no cohort in it)")
     cohort, inside = Path(document.pop("cohort")), Path(path) / "cohort"

@@ -375,7 +375,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     with damage_said(f"{file}: damaged, cannot be read"):
-        found = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        text = file.read_text(encoding="utf-8")
+    found = parse_yaml(text, f"{file}: damaged")
     if not isinstance(found, dict) or not {"cohort", "recipe", "space", "settings"} <= found.keys():
         raise InputError(f"{file}: not the description of a study")
     return {**found, "settings": without_folders(found["settings"])}
