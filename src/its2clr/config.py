@@ -321,13 +321,21 @@ class RefineConfig(OptimiserConfig):
     threshold: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.3, description="eta: probability above which an instance is pseudo-positive"
     )
-    threshold_rule: Literal["fixed", "negative_bags"] = Field(
+    threshold_rule: Literal["fixed", "negative_bags", "false_discoveries"] = Field(
         "fixed",
         description="fixed: use `threshold`; negative_bags: set it so that a share false_positive_rate of the "
-        "instances of negative validation bags pass it",
+        "instances of negative validation bags pass it; false_discoveries: set it as low as it can be while at most a "
+        "share false_discovery_rate of the pseudo-positives are expected to be wrong",
     )
     false_positive_rate: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.02, description="with threshold_rule=negative_bags: share of known negatives that may pass the threshold"
+        0.02,
+        description="with threshold_rule=negative_bags, or where no threshold has so few false discoveries: share of "
+        "known negatives that may pass the threshold",
+    )
+    false_discovery_rate: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2,
+        description="with threshold_rule=false_discoveries: share of the pseudo-positives that may be wrong, as "
+        "estimated from the instances of positive and of negative validation bags",
     )
     top_instance: bool = Field(
         default=False,
@@ -372,10 +380,11 @@ class RefineConfig(OptimiserConfig):
         default=False,
         description="label each training bag with the reader that did not see it; the reader needs folds: true",
     )
-    gate: Literal["auc", "log_loss"] = Field(
+    gate: Literal["auc", "log_loss", "none"] = Field(
         "auc",
         description="what a round must not lose on the validation bags; auc: the mean AUC of its readers, as in the "
-        "paper; log_loss: the log loss of their mean probability, which is less noisy",
+        "paper; log_loss: the log loss of their mean probability; none: every round passes, so the last encoder is "
+        "the refined one",
     )
     relabel: Literal["improved", "always"] = Field(
         "improved",
@@ -387,8 +396,8 @@ class RefineConfig(OptimiserConfig):
     )
     hand_over: Literal["refined", "better"] = Field(
         "refined",
-        description="encoder of the model that a run hands over; better: the start, unless the refined one is better "
-        "on the validation bags with the run's own aggregator",
+        description="encoder of the model that a run hands over; better: the start, unless the refined one ranks the "
+        "validation bags better with the run's own aggregator",
     )
     freeze_until: str | None = Field(
         None, description="freeze all blocks of the encoder up to and including this one; null: train all"

@@ -239,10 +239,11 @@ def test_the_gate_compares_what_it_is_told_to():
         Reading(auc, loss, nothing, nothing, 0.5, 0.0, epoch, None)
         for epoch, (auc, loss) in enumerate([(0.7, 0.6), (0.8, 0.7), (0.6, 0.5), (0.8, 0.5)])
     ]
-    by_auc, by_loss = Gate(Progress()), Gate(Progress(), "log_loss")
+    by_auc, by_loss, open_gate = Gate(Progress()), Gate(Progress(), "log_loss"), Gate(Progress(), "none")
     assert [by_auc.passes(one) for one in rounds] == [True, True, False, True]
     assert [by_loss.passes(one) for one in rounds] == [True, False, True, True]
-    assert (by_auc.best_epoch, by_loss.best_epoch) == (3, 3)
+    assert [open_gate.passes(one) for one in rounds[:3]] == [True, True, True]
+    assert (by_auc.best_epoch, by_loss.best_epoch, open_gate.best_epoch) == (3, 3, 2)
 
 
 def test_few_of_the_pseudo_negatives_may_be_used():

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from its2clr.refine.pseudo_labels import negative_bag_threshold, partition
+from its2clr.refine.pseudo_labels import false_discovery_threshold, negative_bag_threshold, partition
 
 
 def slow_partition(bags, labels, threshold, ratio, top_instance):
@@ -100,3 +100,36 @@ def test_threshold_of_known_negatives_lets_no_more_than_the_rate_pass():
         threshold = negative_bag_threshold(scores, rate)
         assert (scores > threshold).mean() <= rate < (scores > threshold - 1e-9).mean() + 1 / 501
     assert negative_bag_threshold(np.full(10, 0.4), 0.02) == 0.4
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.4])
+@pytest.mark.parametrize("witness_rate", [0.05, 0.3, 0.7])
+def test_as_many_pseudo_positives_are_wrong_as_the_false_discovery_rate_allows(rate, witness_rate):
+    generator = np.random.default_rng(0)
+    truth = generator.random(20_000) < witness_rate
+    mixed = generator.normal(np.where(truth, 2.5, 0.0), 1)
+    scores = np.concatenate([generator.normal(0, 1, 20_000), mixed])
+    threshold = false_discovery_threshold(scores, np.arange(40_000) >= 20_000, rate)
+    wrong = 1 - truth[mixed > threshold].mean()
+    assert wrong == pytest.approx(min(rate, 1 - witness_rate), abs=0.06)
+
+
+def test_the_false_discovery_threshold_is_the_lowest_that_a_slow_search_finds():
+    generator = np.random.default_rng(1)
+    for size in (5, 30, 200):
+        known = generator.normal(0, 1, size).round(1)
+        mixed = np.concatenate([generator.normal(0, 1, size), generator.normal(2, 1, size // 2)]).round(1)
+        scores, positive = np.concatenate([known, mixed]), np.arange(2 * size + size // 2) >= size
+        negatives = min(1.0, 2 * sum(score <= np.median(known) for score in mixed) / len(mixed))
+        fitting = []
+        for threshold in sorted(mixed):
+            passing = sum(score > threshold for score in mixed) / len(mixed)
+            wrong = negatives * sum(score > threshold for score in known) / len(known)
+            if passing > 0 and wrong / passing <= 0.2:
+                fitting.append(threshold)
+        assert false_discovery_threshold(scores, positive, 0.2) == (min(fitting) if fitting else None)
+
+
+def test_scores_that_tell_nothing_have_no_threshold_with_few_false_discoveries():
+    scores = np.tile([0.1, 0.2, 0.3, 0.4], 50)
+    assert false_discovery_threshold(scores, np.arange(200) % 8 < 4, 0.2) is None

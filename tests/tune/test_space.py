@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from its2clr.errors import InputError
+from its2clr.files import write_json
 from its2clr.settings import resolve_config
 from its2clr.tune.judge import judged
 from its2clr.tune.space import STRENGTH, Space, default_space, read_space
@@ -139,10 +140,10 @@ def test_ratios_and_warm_up_are_put_in_order():
     assert both.draw(Draws(refine__warmup_epochs=8))["refine.warmup_epochs"] == 4
 
 
-def test_a_run_is_judged_by_its_best_round_so_far(tmp_path):
+def test_a_run_is_judged_by_the_round_whose_encoder_it_keeps(tmp_path):
     assert judged(tmp_path) is None
-    for epoch, loss in ((0, 0.5), (2, 0.1), (10, 0.3)):
-        (tmp_path / "rounds" / f"{epoch:03d}").mkdir(parents=True)
-        text = f'{{"validation_loss": {loss}, "epoch": {epoch}}}'
-        (tmp_path / "rounds" / f"{epoch:03d}" / "metrics.json").write_text(text)
-    assert [judged(tmp_path, up_to) for up_to in (0, 1, 2, 10, None)] == [0.5, 0.5, 0.1, 0.1, 0.1]
+    for epoch, loss, improved in ((0, 0.5, True), (2, 0.1, False), (6, 0.4, True), (10, 0.3, False)):
+        folder = tmp_path / "rounds" / f"{epoch:03d}"
+        folder.mkdir(parents=True)
+        write_json(folder / "metrics.json", {"validation_loss": loss, "epoch": epoch, "improved": improved})
+    assert [judged(tmp_path, up_to) for up_to in (0, 2, 6, 10, None)] == [0.5, 0.5, 0.4, 0.4, 0.4]

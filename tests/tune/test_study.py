@@ -40,7 +40,8 @@ class FakeStages:
             if FakeStages.before is not None:
                 FakeStages.before(self, epoch)
             off = abs(math.log10(config["learning_rate"] / 0.05))
-            found = {"validation_loss": 0.7 if epoch == 0 else 0.4 - epoch / 100 + off / 10, "epoch": epoch}
+            loss = 0.7 if epoch == 0 else 0.4 - epoch / 100 + off / 10
+            found = {"validation_loss": loss, "epoch": epoch, "improved": True}
             path = self.folder / "rounds" / f"{epoch:03d}" / "metrics.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(found))

@@ -97,6 +97,31 @@ def negative_bag_threshold(probabilities: NDArray[np.floating[Any]], rate: float
     return float(np.quantile(probabilities, 1 - rate, method="higher"))
 
 
+def false_discovery_threshold(
+    probabilities: NDArray[np.floating[Any]], in_positive_bag: NDArray[np.bool_], rate: float
+) -> float | None:
+    """The lowest score above which at most a share `rate` of the instances of positive bags is expected to be negative.
+
+    Instances of negative bags show how negatives score. As hardly a positive scores below their median, the instances
+    of positive bags that do are about half of the negatives there (Storey's estimate, 2002). Of those negatives the
+    same share passes a threshold as in negative bags.
+
+    Args:
+        probabilities: (N,) scores of instances of bags that the aggregator was not trained on.
+        in_positive_bag: (N,) whether each is of a positive bag.
+        rate: Share of those that pass which may be negative.
+
+    Returns:
+        The threshold; None if there is none with so few negatives above it.
+    """
+    known, mixed = np.sort(probabilities[~in_positive_bag]), np.sort(probabilities[in_positive_bag])
+    negatives = min(1.0, 2.0 * float(np.mean(mixed <= np.median(known))))
+    passing = 1 - np.searchsorted(mixed, mixed, side="right") / len(mixed)
+    wrong = negatives * (1 - np.searchsorted(known, mixed, side="right") / len(known))
+    fitting = mixed[(passing > 0) & (wrong <= rate * passing)]
+    return float(fitting[0]) if len(fitting) else None
+
+
 def _flat(
     probabilities: ArrayLike | Sequence[ArrayLike], bag_labels: ArrayLike, bag_ids: ArrayLike | None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:

@@ -19,7 +19,7 @@ from its2clr.encoders.extraction import extract_bags
 from its2clr.files import atomic_path, write_json
 from its2clr.refine.labels import InstanceLabels, LabelSource
 from its2clr.refine.learner import Progress
-from its2clr.refine.pseudo_labels import Pools, negative_bag_threshold, pseudo_labels
+from its2clr.refine.pseudo_labels import Pools, false_discovery_threshold, negative_bag_threshold, pseudo_labels
 from its2clr.refine.sampling import epoch_pools
 
 
@@ -113,8 +113,12 @@ def threshold_by_rule(config: RefineConfig, validation: Bags, probabilities: NDA
     """
     if config.threshold_rule == "fixed":
         return config.threshold
-    negative = validation.labels[validation.bag_of_instance] == 0
-    return negative_bag_threshold(probabilities[negative], config.false_positive_rate)
+    positive = validation.labels[validation.bag_of_instance] == 1
+    if config.threshold_rule == "false_discoveries":
+        found = false_discovery_threshold(probabilities, positive, config.false_discovery_rate)
+        if found is not None:
+            return found
+    return negative_bag_threshold(probabilities[~positive], config.false_positive_rate)
 
 
 class Gate:
@@ -122,17 +126,17 @@ class Gate:
 
     Args:
         progress: Keeps the best round so far.
-        rule: What is compared: the AUC, as in the paper, or the log loss.
+        rule: What is compared: the AUC, as in the paper, the log loss, or nothing: then every round passes.
     """
 
-    def __init__(self, progress: Progress, rule: Literal["auc", "log_loss"] = "auc") -> None:
+    def __init__(self, progress: Progress, rule: Literal["auc", "log_loss", "none"] = "auc") -> None:
         self._progress, self._rule = progress, rule
 
     def passes(self, reading: Reading) -> bool:
         """Whether this round is at least as good as every earlier one; if so, it becomes the best."""
         progress = self._progress
         score = reading.validation_auc if self._rule == "auc" else -reading.validation_loss
-        if progress.best_score is not None and score < progress.best_score:
+        if self._rule != "none" and progress.best_score is not None and score < progress.best_score:
             return False
         progress.best_score, progress.best_validation_auc = score, reading.validation_auc
         progress.best_epoch = reading.epoch

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from its2clr.aggregators import create_aggregator
-from its2clr.aggregators.trained import EpochRecord, TrainedAggregators, balanced_log_loss
+from its2clr.aggregators.trained import EpochRecord, TrainedAggregators
 from its2clr.aggregators.training import aggregator_seeds, train_aggregators
 from its2clr.bag_features import BagFeatures
 from its2clr.bags import Bags, Context
@@ -256,11 +256,12 @@ class Stages:
             return
         bags = self.context.validation
 
-        def losses(encoder: str) -> NDArray[np.float64]:
+        def scores(encoder: str) -> NDArray[np.float64]:
             found = self.aggregate(encoder).predict(self.features(encoder, bags.cohort))
-            return balanced_log_loss(bags.labels, found.bag_probability.mean(axis=0))
+            mean: NDArray[np.float64] = found.bag_probability.mean(axis=0)
+            return mean
 
-        found = compare(losses(START), losses(REFINED), bags.groups)
+        found = compare(bags.labels, scores(START), scores(REFINED), bags.groups)
         if self.engine.is_writer:
             write_json(self.run.path / HANDOVER_FILE, found)
         self.engine.say(f"hand over: {said(found)}")

@@ -9,22 +9,22 @@ from typing import Literal
 
 from its2clr.files import read_json
 
-MEASURE = "lowest validation log loss over the rounds"
+MEASURE = "validation log loss of the encoder that is kept"
 """What the number is, for tables and pages."""
 DIRECTION: Literal["maximize", "minimize"] = "minimize"
 """Which of two numbers is better, in Optuna's words."""
 
 
 def judged(run: Path, up_to: int | None = None) -> float | None:
-    """How good a run is, by the rounds that it recorded.
+    """How good a run is, by the last of its rounds that passed the gate: its encoder is the one that is kept.
 
     Args:
         run: Folder of the run.
         up_to: Count rounds up to this epoch only; None: all.
 
     Returns:
-        The best number so far; None before the first round.
+        The number of that round; None before the first.
     """
     rounds = [read_json(path) for path in sorted(run.glob("rounds/*/metrics.json"))]
-    values = [float(found["validation_loss"]) for found in rounds if up_to is None or found["epoch"] <= up_to]
-    return min(values, default=None)
+    passed = [found for found in rounds if found["improved"] and (up_to is None or found["epoch"] <= up_to)]
+    return float(passed[-1]["validation_loss"]) if passed else None
