@@ -1,9 +1,9 @@
 """Aggregators of several seeds run as one: their parameters are stacked, and `torch.func.vmap` runs over the seeds.
 
-A step of an aggregator is many tiny kernels (65 of DS-MIL). On a GPU, launching them takes far longer than running them, so a
-step is recorded as a CUDA graph, which launches them all at once. A graph needs fixed shapes, so bags are padded to one
-of a few lengths; a padded bag gives the same answer (the contract of `Aggregator`). Each shape is recorded when it
-first occurs.
+A step of an aggregator is many tiny kernels (65 of DS-MIL). On a GPU, launching them takes far longer than running
+them, so a step is recorded as a CUDA graph, which launches them all at once. A graph needs fixed shapes, so bags are
+padded to one of a few lengths; a padded bag gives the same answer (the contract of `Aggregator`). Each shape is
+recorded when it first occurs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
