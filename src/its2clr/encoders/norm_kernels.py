@@ -118,9 +118,9 @@ def _forward_sums(
         value = tl.where(inside, value - first[None, :], 0.0)
         total += value
         squares += value * value
-    place = partial + part * 2 * channels + column
-    tl.store(place, tl.sum(total, 0), mask=column < channels)
-    tl.store(place + channels, tl.sum(squares, 0), mask=column < channels)
+    sums = partial + part * 2 * channels + column
+    tl.store(sums, tl.sum(total, 0), mask=column < channels)
+    tl.store(sums + channels, tl.sum(squares, 0), mask=column < channels)
 
 
 @triton.jit
@@ -182,9 +182,9 @@ def _backward_sums(
             gradient = _relu(gradient, normed)
         along_ones += gradient
         along_normed += gradient * normed
-    place = partial + part * 2 * channels + column
-    tl.store(place, tl.sum(along_ones, 0), mask=column < channels)
-    tl.store(place + channels, tl.sum(along_normed, 0), mask=column < channels)
+    sums = partial + part * 2 * channels + column
+    tl.store(sums, tl.sum(along_ones, 0), mask=column < channels)
+    tl.store(sums + channels, tl.sum(along_normed, 0), mask=column < channels)
 
 
 @triton.jit
