@@ -35,6 +35,7 @@ class BagFeatures:
         _check(features, offsets_on_cpu, labels)
         self.features = features
         self.offsets = offsets_on_cpu.to(features.device)
+        self._spans = torch.stack([self.offsets[:-1], self.offsets[1:] - 1], dim=-1)  # first and last row of each bag
         self.labels = None if labels is None else labels.to(features.device, torch.float32)
         self.groups = groups
         # On the CPU, so that the length of a padded batch is known without waiting for the device.
@@ -96,9 +97,9 @@ class BagFeatures:
         if length is None:
             length = int(self.sizes[bag_indices.cpu().numpy()].max())
         bag_indices = bag_indices.to(self.device)
-        rows = self.offsets[bag_indices].unsqueeze(-1) + torch.arange(length, device=self.device)
-        end = self.offsets[bag_indices + 1].unsqueeze(-1)
-        return torch.minimum(rows, end - 1), rows < end
+        first, last = self._spans[bag_indices].split(1, dim=-1)  # type: ignore[no-untyped-call]
+        rows = first + torch.arange(length, device=self.device)
+        return torch.minimum(rows, last), rows <= last
 
     def batch(self, bag_indices: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
         """Padded features of some bags.

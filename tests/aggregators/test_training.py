@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from its2clr.aggregators import aggregator_names, stacked, training
+from its2clr.aggregators.base import cross_entropies
 from its2clr.aggregators.folds import fold_of_bags
 from its2clr.aggregators.log_mean_exp import PENALTIES
 from its2clr.aggregators.stacked import build, padded_length
@@ -374,3 +376,43 @@ def test_config_refuses_unknown_keys_and_describes_every_field():
     with pytest.raises(ValueError, match="epoch_count"):
         AggregatorTraining(epoch_count=3)
     assert all(field.description for field in AggregatorTraining.model_fields.values())
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that compute something: on a GPU each is at least one kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view and not any(word in function.name() for word in ("empty", "view", "record"))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_of_dsmil_is_few_operations_also_with_several_seeds():
+    """A recorded step takes as long as it has kernels, so an operation more in model, loss or batch is time lost."""
+    counts = []
+    for seeds in (1, 5):
+        template, *others = (stacked.build("dsmil", {}, 8, seed) for seed in range(seeds))
+        state, names = stacked.stack([template, *others], torch.device("cpu"))
+        optimiser = torch.optim.Adam([state[name].requires_grad_() for name in names], fused=True)
+        bags = BagFeatures(torch.randn(6, 8), torch.tensor([0, 2, 6]), torch.tensor([0, 1]))
+        step = stacked.TrainingStep(template, state, optimiser, bags)
+        step(torch.zeros(seeds, 1, dtype=torch.int64), 4)
+        with Operations() as operations:
+            step(torch.ones(seeds, 1, dtype=torch.int64), 4)
+        counts.append(operations.count)
+    assert counts[0] <= 66
+    assert counts[1] <= 1.3 * counts[0]
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_the_cross_entropy_of_one_operation_is_the_library_s(label: float):
+    logits = torch.tensor([-200.0, -30.0, -1.0, 0.0, 1e-3, 5.0, 19.9, 20.1, 300.0]).double().requires_grad_()
+    labels = torch.full_like(logits, label)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    found = cross_entropies(logits, labels)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    gradients = [torch.autograd.grad(losses.sum(), logits)[0] for losses in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-8)

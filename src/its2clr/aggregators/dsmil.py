@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from its2clr.aggregators.base import Aggregator, BagOutput, Dropout, register
+from its2clr.aggregators.base import Aggregator, BagOutput, Dropout, cross_entropies, register
 
 QUERY_DIM = 128
 
@@ -66,26 +66,23 @@ class DSMIL(Aggregator):
     def aggregate(self, features: Tensor, mask: Tensor) -> BagOutput:
         """See `Aggregator.aggregate`."""
         features = self.dropout(features)
-        instance_logits = self.instance_classifier(features).squeeze(-1).masked_fill(~mask, -torch.inf)  # (B, K)
-        critical = instance_logits.argmax(dim=-1)[:, None, None]  # (B, 1, 1)
+        hidden = mask.log().to(features.dtype)  # 0, and -inf on padding
+        instance_logits = self.instance_classifier(features).squeeze(-1) + hidden  # (B, K)
+        critical = instance_logits.argmax(dim=-1, keepdim=True)  # (B, 1)
 
         queries = self.query(features)  # (B, K, 128)
-        critical_query = queries.gather(1, critical.expand(-1, 1, QUERY_DIM))  # (B, 1, 128)
-        scores = (queries * critical_query).sum(dim=-1) / QUERY_DIM**0.5  # (B, K)
-        attention = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+        critical_query = queries.gather(1, critical[..., None].expand(-1, 1, QUERY_DIM))  # (B, 1, 128)
+        scores = (critical_query * QUERY_DIM**-0.5) @ queries.transpose(1, 2)  # (B, 1, K)
+        attention = (scores.squeeze(1) + hidden).softmax(dim=-1)
 
         embedding = (attention.unsqueeze(1) @ self.value(features)).squeeze(1)  # (B, D)
-        bag_logit = self.bag_classifier(embedding).squeeze(-1)
-        if self.prediction == "mean":
-            bag_logit = (bag_logit + instance_logits.amax(dim=-1)) / 2
-        return BagOutput(bag_logit, instance_logits, attention)
+        streams = torch.cat([self.bag_classifier(embedding), instance_logits.gather(1, critical)], dim=-1)  # (B, 2)
+        bag_logit = streams.mean(dim=-1) if self.prediction == "mean" else streams[:, 0]
+        return BagOutput(bag_logit, instance_logits, attention, streams=streams)
 
     def loss(self, output: BagOutput, labels: Tensor) -> Tensor:
         """Weighted mean of the two streams' binary cross-entropies; see `Aggregator.loss`."""
-        max_logit = output.instance_logits.amax(dim=-1)
-        embedding_logit = output.bag_logit
-        if self.prediction == "mean":
-            embedding_logit = 2 * embedding_logit - max_logit
-        embedding_loss = self.cross_entropy(embedding_logit, labels)
-        max_loss = self.cross_entropy(max_logit, labels)
-        return (embedding_loss + self.loss_weight * max_loss) / (1 + self.loss_weight)
+        assert output.streams is not None
+        labels = labels.to(output.streams.dtype)
+        embedding, largest = cross_entropies(output.streams, labels[:, None]).unbind(-1)
+        return self.mean_over_bags(embedding.lerp(largest, self.loss_weight / (1 + self.loss_weight)), labels)

@@ -1,9 +1,9 @@
 """Aggregators of several seeds run as one: their parameters are stacked, and `torch.func.vmap` runs over the seeds.
 
-A step of an aggregator is some hundred tiny kernels. On a GPU, launching them takes far longer than running them, so a
-step is recorded as a CUDA graph, which launches them all at once. A graph needs fixed shapes, so bags are padded to one
-of a few lengths; a padded bag gives the same answer (the contract of `Aggregator`). Each shape is recorded when it
-first occurs.
+A step of an aggregator is many tiny kernels (65 of DS-MIL). On a GPU, launching them takes far longer than running
+them, so a step is recorded as a CUDA graph, which launches them all at once. A graph needs fixed shapes, so bags are
+padded to one of a few lengths; a padded bag gives the same answer (the contract of `Aggregator`). Each shape is
+recorded when it first occurs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -191,6 +191,7 @@ class TrainingStep:
         self._template, self._state, self._optimiser, self._bags = template, state, optimiser, bags
         self._records = bags.device.type == "cuda" and template.stackable
         self._recorded: dict[tuple[int, ...], Recorded[Tensor]] = {}
+        self._ones = torch.ones(len(next(iter(state.values()))), device=bags.device)
 
     def __call__(self, chosen: Tensor, length: int) -> Tensor:
         """Train on bags (S, B) of at most `length` instances; returns the losses (S,), valid until the next step."""
@@ -208,7 +209,7 @@ class TrainingStep:
         features, mask = self._bags.batch(chosen, length)
         losses = stacked_loss(self._template, self._state, features, mask, self._bags.labels[chosen])
         self._optimiser.zero_grad(set_to_none=True)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        losses.backward(self._ones)  # type: ignore[no-untyped-call]
         self._optimiser.step()
         return losses.detach()
 

@@ -159,7 +159,7 @@ def _train_epoch(step: TrainingStep, bags: BagFeatures, order: NDArray[np.int64]
     for start in range(0, draws, bags_per_step):
         places = slice(start, min(start + bags_per_step, draws))
         losses = step(indices[:, places], int(lengths[places].max()))
-        total += losses * ((places.stop - places.start) / draws)
+        total.add_(losses, alpha=(places.stop - places.start) / draws)
     return total
 
 

@@ -6,7 +6,6 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -47,6 +46,8 @@ class Size:
         aggregator_epochs: Epochs of the aggregator, in benchmark and update.
         loader_workers: Processes of the common way.
         seconds: How long a rate is measured.
+        recipe_side: As `side`, for the recipes; instance norm needs 64 pixels.
+        recipe_tiles: Tiles for the recipes.
     """
 
     side: int
@@ -58,12 +59,14 @@ class Size:
     aggregator_epochs: int
     loader_workers: int
     seconds: float
+    recipe_side: int
+    recipe_tiles: int
 
 
 SIZES = {
-    "full": Size(224, 512, 16_384, 250_000, 216, 600, 350, 16, 3.0),
-    "small": Size(32, 64, 2_048, 2_048, 24, 30, 3, 2, 1.0),
-    "tiny": Size(32, 8, 64, 64, 16, 6, 1, 0, 0.01),
+    "full": Size(224, 512, 16_384, 250_000, 216, 600, 350, 16, 3.0, 224, 8_192),
+    "small": Size(32, 64, 2_048, 2_048, 24, 30, 3, 2, 1.0, 64, 256),
+    "tiny": Size(32, 8, 64, 64, 16, 6, 1, 0, 0.01, 64, 16),
 }
 COMMON_WAYS = {"common way (JPEG, DataLoader, torchvision)": True, "common way, tiles already decoded": False}
 """How SimCLR is usually fed, and whether its tiles are JPEGs to be decoded."""
@@ -78,11 +81,14 @@ class Bench:
         size: How large.
         engine: Device and precision.
         config: Encoder, projector and optimiser; the defaults are the paper's.
+        tiles: Tiles to use; None: random ones.
     """
 
-    def __init__(self, size: Size, engine: Engine, config: RunConfig | None = None) -> None:
+    def __init__(
+        self, size: Size, engine: Engine, config: RunConfig | None = None, tiles: TileStore | None = None
+    ) -> None:
         self.size, self.engine, self.config = size, engine, config or RunConfig()
-        self.tiles = self._random_tiles(size.tiles)
+        self.tiles = tiles or self._random_tiles(size.tiles)
         self.finished = self.tiles.images[: 2 * size.batch].float() / 255
 
     def network(self) -> EmbeddingNetwork:
@@ -93,20 +99,24 @@ class Bench:
     def training(self) -> dict[str, float]:
         """Images (two views of each tile) per second: SimCLR and refinement epochs beside the bare training step."""
         images = self.tiles.images[: self.size.batch].cpu()
-        bare = partial(yardsticks.bare_training, images=self.finished, engine=self.engine, seconds=self.size.seconds)
-        found = {"bare training": bare(self.network()), "SimCLR epoch": self._epochs(self.tiles, *self._simclr())}
+        found = {"bare training": self.bare_training(), "SimCLR epoch": self._epochs(self.tiles, *self._simclr())}
         if self.engine.device.type == "cuda":
-            compiled = self.network()
-            compiled.compile(dynamic=False)
-            found["bare training, compiled"] = bare(compiled)
+            found["bare training, compiled"] = self.bare_training(compiled=True)
             found["SimCLR epoch from host memory"] = self._epochs(TileStore(self.tiles.images.cpu()), *self._simclr())
         prepared = OBJECTIVES.find("supervised_contrastive")(self.network(), self.config.refine, 0)
-        found["refinement epoch"] = self._epochs(self.tiles, prepared.loss, self.config.refine, self._refine_batches)
+        found["refinement epoch"] = self._epochs(self.tiles, prepared.loss, self.config.refine, self.refine_batches)
         for way, encoded in COMMON_WAYS.items():
             found[way] = yardsticks.common_way(
                 self.network(), images, self.config.pretrain.views, self.engine, self.size.loader_workers, encoded
             )
         return found
+
+    def bare_training(self, *, compiled: bool = False) -> float:
+        """Images per second of the network alone in training."""
+        network = self.network()
+        if compiled:
+            network.compile(dynamic=False)
+        return yardsticks.bare_training(network, self.finished, self.engine, self.size.seconds)
 
     def views(self) -> dict[str, float]:
         """Views per second with SimCLR's settings: ours, the same without the kernel, and two libraries.
@@ -136,12 +146,18 @@ class Bench:
 
     def extraction(self) -> dict[str, float]:
         """Images per second: extraction from the store beside bare inference."""
-        network, batch = self.network(), self.config.engine.extract_batch_size
-        images = self.finished[:batch]
-        found = {"bare inference": yardsticks.bare_inference(network.encoder, images, self.engine, self.size.seconds)}
-        work = lambda: extract_features(network.encoder, self.tiles, self.engine, batch)  # noqa: E731
-        found["extraction"] = rate(work, len(self.tiles), self.engine, self.size.seconds, warm_up=1)
-        return found
+        return {"bare inference": self.bare_inference(), "extraction": self.extraction_from_store()}
+
+    def bare_inference(self) -> float:
+        """Images per second of the encoder alone."""
+        images = self.finished[: self.config.engine.extract_batch_size]
+        return yardsticks.bare_inference(self.network().encoder, images, self.engine, self.size.seconds)
+
+    def extraction_from_store(self) -> float:
+        """Images per second of the stage that extracts features."""
+        encoder, batch = self.network().encoder, self.config.engine.extract_batch_size
+        work = lambda: extract_features(encoder, self.tiles, self.engine, batch)  # noqa: E731
+        return rate(work, len(self.tiles), self.engine, self.size.seconds, warm_up=1)
 
     def aggregators(self) -> dict[str, float]:
         """Seconds per epoch of DS-MIL, one bag per step: a plain loop, one seed, five seeds."""
@@ -239,7 +255,8 @@ class Bench:
         indices = lambda epoch: Batches(epoch_indices(len(self.tiles), self.size.batch, 0, epoch))  # noqa: E731
         return simclr_objective(self.config.pretrain.temperature), self.config.pretrain, indices
 
-    def _refine_batches(self, epoch: int) -> Batches:
+    def refine_batches(self, epoch: int) -> Batches:
+        """Batches of a refinement epoch, half of the tiles from negative bags."""
         rows = np.arange(len(self.tiles))
         pools = Pools(rows[: len(rows) // 2], rows[len(rows) // 2 : 5 * len(rows) // 8], rows[5 * len(rows) // 8 :])
         steps = len(rows) // self.size.batch
@@ -261,18 +278,27 @@ class Bench:
         config: PretrainConfig | RefineConfig,
         batches: Callable[[int], Batches],
     ) -> float:
+        return self.epochs(self._step(tiles, objective, config), batches)
+
+    def epochs(
+        self,
+        step: TrainingStep,
+        batches: Callable[[int], Batches],
+        after_step: Callable[[int], None] | None = None,
+    ) -> float:
         """Images per second over two epochs, sampling included, after one epoch that compiles and records."""
-        step = self._step(tiles, objective, config)
-        self._epoch(step, batches(0), 0)
+        self._epoch(step, batches(0), 0, after_step)
         started = time.perf_counter()
         drawn = [batches(epoch) for epoch in (1, 2)]
         for epoch, of_epoch in enumerate(drawn, start=1):
-            self._epoch(step, of_epoch, epoch)
+            self._epoch(step, of_epoch, epoch, after_step)
         return sum(2 * of_epoch.indices.numel() for of_epoch in drawn) / (time.perf_counter() - started)
 
-    def _epoch(self, step: TrainingStep, batches: Batches, epoch: int) -> float:
+    def _epoch(
+        self, step: TrainingStep, batches: Batches, epoch: int, after_step: Callable[[int], None] | None = None
+    ) -> float:
         started = time.perf_counter()
-        train_epoch(step, batches, [1e-4] * len(batches.indices), (0, "bench", epoch))
+        train_epoch(step, batches, [1e-4] * len(batches.indices), (0, "bench", epoch), after_step)
         wait(self.engine)
         return time.perf_counter() - started
 

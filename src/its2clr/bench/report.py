@@ -1,19 +1,25 @@
 """Run the benchmarks and turn them into ratios: what a user of this machine can expect."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from its2clr.bench.measure import COMMON_WAYS, SIZES, Bench, hardware
+from its2clr.bench.recipes import (
+    FASTEST,
+    LIMITS,
+    PAPER_RECIPE,
+    RATES,
+    measure_recipes,
+    paper_hours,
+    recipe_configs,
+    recipe_ratios,
+)
 from its2clr.config import RunConfig
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
 from its2clr.version import __version__
-
-PAPER_TILES, PAPER_EPOCHS, PAPER_HOURS = 250_000, 600, 90
-"""Camelyon16's SimCLR in the paper (section 4.5)."""
-
 
 GROUPS: dict[str, dict[str, Callable[[Bench], dict[str, Any]]]] = {
     "rates": {
@@ -23,6 +29,7 @@ GROUPS: dict[str, dict[str, Callable[[Bench], dict[str, Any]]]] = {
     "aggregators": {"aggregator_seconds_per_epoch": Bench.aggregators, "update_seconds": Bench.update},
     "scaling": {"scaling_seconds": Bench.scaling},
     "agreement": {"agreement_of_loss": Bench.agreement},
+    "recipes": {},  # those that are asked for
 }
 """What is measured together: every ratio lies within one group, so within one run."""
 
@@ -32,6 +39,7 @@ def run_benchmarks(
     config: RunConfig | None = None,
     say: Callable[[str], None] = lambda _: None,
     groups: Collection[str] = tuple(GROUPS),
+    recipes: Mapping[str, RunConfig] | None = None,
 ) -> dict[str, Any]:
     """Measure at one size.
 
@@ -40,6 +48,7 @@ def run_benchmarks(
         config: Settings; the defaults are the paper's. The network is compiled on a GPU unless they say otherwise.
         say: Told what was measured, line by line.
         groups: Names of `GROUPS`.
+        recipes: Settings of the recipes that the group of that name measures; None: those of the package.
 
     Returns:
         What was measured, by kind, and `ratios`.
@@ -56,6 +65,10 @@ def run_benchmarks(
         say(f"{kind.replace('_', ' ')}:")
         for name, value in found[kind].items():
             say(f"  {name}: {_readable(value)}")
+    if "recipes" in groups:
+        found["recipes"] = measure_recipes(bench, recipe_configs([], []) if recipes is None else recipes)
+        for recipe, measured in found["recipes"].items():
+            say(f"{recipe}, images per second: {_readable(measured[RATES])}")
     return with_ratios(found)
 
 
@@ -71,18 +84,33 @@ def joined(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
                 f"the file holds measurements of another {what} ({earlier[what]}, now {found[what]}): "
                 "leave --only away, or give another --out"
             )
-    return with_ratios({**earlier, **found})
+    recipes = {**earlier.get("recipes", {}), **found.get("recipes", {})}
+    return with_ratios({**earlier, **found} | ({"recipes": recipes} if recipes else {}))
 
 
 def with_ratios(found: dict[str, Any]) -> dict[str, Any]:
-    """What was measured, with ratios and the hours that the paper's SimCLR would take."""
+    """What was measured, with ratios and the hours that the paper's run on Camelyon16 would take."""
     found = {**found, "ratios": ratios(found)}
-    if "images_per_second" in found:
-        found["simclr_600_epochs_of_250000_tiles"] = {
-            "hours, projected": PAPER_EPOCHS * PAPER_TILES * 2 / found["images_per_second"]["SimCLR epoch"] / 3600,
-            "hours, paper": PAPER_HOURS,
-        }
+    if "recipes" in found:
+        found["ratios_of_recipes"] = recipe_ratios(found["recipes"])
+        if PAPER_RECIPE in found["recipes"]:
+            aggregator = found.get("update_seconds", {}).get("aggregator")
+            found["hours_of_the_paper"] = paper_hours(found["recipes"], aggregator)
     return found
+
+
+def recipe_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for every recipe and stage: rate, and its shares of the bare network and of the fastest of that shape."""
+    rows: list[tuple[str, ...]] = []
+    for recipe, shares in found["ratios_of_recipes"].items():
+        for stage, limit in LIMITS.items():
+            rate = found["recipes"][recipe][RATES][stage]
+            own, fastest = (shares[f"{stage} / {limit}{suffix}"] for suffix in ("", FASTEST))
+            rows.append((recipe, stage, f"{rate:,.0f}", f"{own:.2f}", f"{fastest:.2f}"))
+    return rows
+
+
+RECIPE_HEADINGS = ("recipe", "stage", "images/s", "of its bare network", "of the fastest of that shape")
 
 
 def _readable(value: float | dict[str, float]) -> str:

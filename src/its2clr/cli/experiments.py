@@ -102,7 +102,15 @@ def bench(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="rates, aggregators, scaling or agreement; may be repeated. What else --out holds is kept."),
+        typer.Option(
+            help="rates, aggregators, scaling, agreement or recipes; may be repeated. What else --out holds is kept."
+        ),
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Recipe to measure with its network and settings; may be repeated. Default: all of the package."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="e.g. engine.compile=never or encoder.name=resnet50.")
@@ -111,7 +119,8 @@ def bench(
     """Measure how close the stages come to what this machine can do at best; takes minutes."""
     import torch
 
-    from its2clr.bench.report import GROUPS, joined, plot_scaling, run_benchmarks
+    from its2clr.bench.recipes import recipe_configs
+    from its2clr.bench.report import GROUPS, RECIPE_HEADINGS, joined, plot_scaling, recipe_rows, run_benchmarks
     from its2clr.files import read_json, write_json
     from its2clr.settings import resolve_config
 
@@ -120,7 +129,7 @@ def bench(
     groups = only or list(GROUPS)
     if unknown := set(groups) - set(GROUPS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: not one of {', '.join(GROUPS)}", param_hint="--only")
-    found = run_benchmarks(chosen, config, say, groups)
+    found = run_benchmarks(chosen, config, say, groups, recipe_configs(recipe or [], settings or []))
     if out is not None:
         found = joined(read_json(out), found) if only and out.exists() else found
         write_json(out, found)
@@ -130,6 +139,8 @@ def bench(
     print_table(title, ("", "ratio"), [(name, f"{value:.2f}") for name, value in found["ratios"].items()])
     if update := found.get("update_seconds"):
         say(f"one pseudo-label update on {update['tiles']:.0f} tiles: {update['update']:.1f} s")
-    if projected := found.get("simclr_600_epochs_of_250000_tiles"):
-        hours = projected["hours, projected"]
-        say(f"the paper's SimCLR (600 epochs of 250,000 tiles) would take {hours:.1f} h at this rate")
+    if "recipes" in found:
+        print_table("Recipes", RECIPE_HEADINGS, recipe_rows(found))
+    for part, hours in found.get("hours_of_the_paper", {}).items():
+        projected, paper = hours["projected"], hours["paper"]
+        say(f"Camelyon16 as in the paper, {part}: {projected:.3g} h at this rate; in the paper {paper:.3g} h")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from its2clr.config import FEATURES, EncoderConfig, ProjectorConfig
+from its2clr.encoders.norms import fuse_norms
 from its2clr.errors import InputError
 from its2clr.views.plain import to_float
 from its2clr.wording import did_you_mean
@@ -98,6 +99,8 @@ def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
         arguments["norm_layer"] = nn.InstanceNorm2d
     try:
         backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, **arguments)
+        if config.norm == "instance":
+            fuse_norms(backbone)
         return Encoder(backbone.to(memory_format=torch.channels_last), config.mean, config.std)
     except Exception as error:  # timm and its networks refuse options with all kinds of errors
         words = " ".join(str(error).split()) or type(error).__name__
