@@ -109,7 +109,11 @@ def slides(
         ),
     ] = 0.0,
     classes: Annotated[
-        list[str] | None, typer.Option("--class", help="Annotated class that counts as tumour; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--class",
+            help="Annotated class that counts as tumour: a name, or the Id of an ImageScope layer; may be repeated.",
+        ),
     ] = None,
     stain: Annotated[
         Literal["macenko", "vahadane"] | None, typer.Option(help="Normalise the stains of every slide.")

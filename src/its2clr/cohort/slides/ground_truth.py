@@ -86,11 +86,14 @@ def label_tiles(
         return None, ()
     if annotations is None:
         return np.full(len(coords), slide.unannotated, np.int8), ()
+    if slide.unannotated != 0 and not annotations.tumour.area:
+        note = "nothing of its annotation counts as tumour, so it is not known which of its tiles are"
+        return np.full(len(coords), slide.unannotated, np.int8), (note,)
     labels = instance_labels(covered_share(annotations.tumour, coords, side), min_covered)
     positives = int((labels == 1).sum())
     if slide.unannotated == 0 and positives:
         return labels, (f"is labelled 0, but {positives} of its tiles hold annotated tumour; which of them is right?",)
-    if slide.unannotated != 0 and not positives and annotations.tumour.area:
+    if slide.unannotated != 0 and not positives:
         return labels, ("none of its kept tiles counts as tumour, though tumour is annotated; see its overview",)
     return labels, ()
 
