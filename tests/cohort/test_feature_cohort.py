@@ -220,8 +220,11 @@ def test_tables_and_folders_that_are_wrong(tmp_path: Path, features: NDArray[np.
     with pytest.raises(InputError, match=r"different numbers of features: 5 in 1 files, such as .*d\.h5; 8 in 3 files"):
         pack_features(read_feature_manifest(labels, folder), tmp_path / "cohort")
     (folder / "d.h5").unlink()
-    with pytest.raises(InputError, match=r"bags of each class|both classes|groups|too few"):
-        pack_features(read_feature_manifest(labels, folder), tmp_path / "cohort")
+    more = write_labels(
+        tmp_path / "more.csv", [f"{name},{name in 'bd':d},p" for name in "abcdef"], "bag_id,label,group"
+    )
+    with pytest.raises(InputError, match=r"without dividing a group"):
+        pack_features(read_feature_manifest(more, folder), tmp_path / "cohort")
     wrong = write_labels(tmp_path / "wrong.csv", ["a,0,2000", "b,1,"], "bag_id,label,mpp")
     with pytest.raises(InputError, match="row 2: mpp is '2000'"):
         read_feature_manifest(wrong, folder)

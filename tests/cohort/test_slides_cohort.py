@@ -338,8 +338,8 @@ def test_slides_without_labels(slides, tmp_path, scheduler):
 def test_a_wrong_manifest_is_refused_as_a_whole(slides):
     text = slides.read_text()
     slides.write_text(text.replace("file,", "slide,"))
-    with pytest.raises(InputError, match="column 'file' is missing"):
-        read_slide_manifest(slides)
+    with pytest.raises(InputError, match=r"column 'file' is missing, and no slide in .* with --slides-root"):
+        read_slide_manifest(slides, slides_root=slides.parent / "elsewhere")
     slides.write_text("bag_id,file,label,mpp\na,train-0.tif,0,fine\nb,train-1.tif,2,896\nc,,1,0.5\n")
     with pytest.raises(InputError) as error:
         read_slide_manifest(slides)

@@ -58,6 +58,7 @@ class SlideSummary(PackSummary):
             lines.append(f"slides left out: {len(self.left_out)} ({self.path / PROBLEMS_FILE})")
             problems = shortened_lines([f"{one.bag_id}: {one.problem}" for one in self.left_out])
             lines += [f"  {line}" for line in problems]
+        lines += [f"note: {self.remark}"] if self.remark else []
         notes = [f"note: {bag_id}: {note}" for bag_id, note in self.notes]
         return lines + shortened_lines(notes, more="more notes, each in attribute `notes` of its tile file")
 
