@@ -99,12 +99,14 @@ def weights(
 
 
 def recipes(name: Annotated[str | None, typer.Argument(help="Show every setting of this recipe.")] = None) -> None:
-    """List the recipes, or every setting of one."""
+    """List the recipes with what each is for, or every setting of one."""
     import yaml
 
-    from its2clr.settings import recipe_names, resolve_config
+    from its2clr.settings import recipe_names, recipe_title, resolve_config
 
     if name is None:
-        say("\n".join(recipe_names()))
+        names = recipe_names()
+        width = max(map(len, names))
+        say("\n".join(f"{one:<{width}}  {recipe_title(one)}" for one in names))
     else:
         say(yaml.safe_dump(resolve_config(name).model_dump(mode="json"), sort_keys=False))

@@ -186,6 +186,9 @@ def _add_features(bags: Iterable[FeatureBag], found: Inputs) -> None:
 
 
 def _find_slides(path: Path, found: Inputs) -> None:
+    if path.is_file() and path.suffix.lower() in SUFFIXES:
+        found.leave_out(path, "holds features, and the model takes slides")
+        return
     files = [path] if path.is_file() else find_slides(path)
     if not files:
         reason = f"there is no slide in this folder ({', '.join(SLIDE_SUFFIXES)})"

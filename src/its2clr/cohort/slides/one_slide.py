@@ -191,6 +191,7 @@ def _pack(slide: Slide, image: SlideImage, spool: "Spool", out: Path, settings: 
         notes.append(_MISLEADS)
         overview.distrust()
     path = path_to_write(out, slide.bag_id)
+    overview.add_margins(image)
     overview.save(overview_path(out, slide.bag_id), coords, None if annotations is None else annotations.tumour)
     write_tile_file(
         path,
