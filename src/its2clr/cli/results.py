@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from its2clr.cli.options import (
     BagOption,
     DefaultMppOption,
+    InstanceThresholdOption,
     LimitOption,
     ModelOption,
+    PositiveOption,
     ScoredArgument,
     ScoredSplitOption,
     WorkersOption,
@@ -18,6 +20,9 @@ from its2clr.cli.options import (
 from its2clr.cli.output import is_first_process, print_table, progress, say
 from its2clr.errors import InputError
 from its2clr.units import MicronsPerPixel
+
+if TYPE_CHECKING:
+    from its2clr.maps.source import ScoredModel
 
 
 def view(
@@ -72,9 +77,7 @@ def map_(
     beside: Annotated[
         list[Path] | None, typer.Option(help="Another run on the same cohort, such as an ablation; repeatable.")
     ] = None,
-    threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="Probability below which the map is transparent; 0.2 in the paper.")
-    ] = 0.2,
+    threshold: InstanceThresholdOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the pictures; default: RUN/maps.")] = None,
     longest: Annotated[int, typer.Option(help="Pixels of the longer side of each panel.")] = 1600,
     full_scale: Annotated[
@@ -104,7 +107,7 @@ def map_(
     folder = _folder(out or run / "maps")
     with progress("map", len(chosen), "bags") as bar:
         sheet = write_maps(source, chosen, shown, folder, threshold=threshold, longest=longest, progress=bar.reach)
-    say(f"{len(chosen)} bags in {sheet.parent / 'bags'}, at a glance: {sheet}")
+    say(f"{len(chosen)} bags in {sheet.parent / 'bags'}, at a glance: {sheet}; {_positive_from(shown, threshold)}")
     if full_scale:
         from its2clr.maps.overlay import write_overlays
 
@@ -121,7 +124,7 @@ def geojson(
     split: ScoredSplitOption = None,
     limit: LimitOption = 0,
     models: ModelOption = None,
-    threshold: Annotated[float, typer.Option(min=0, max=1, help="Least probability of a positive tile.")] = 0.5,
+    threshold: InstanceThresholdOption = None,
     only: Annotated[Literal["regions", "tiles"] | None, typer.Option(help="Write only these.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the files; default: RUN/geojson.")] = None,
 ) -> None:
@@ -130,7 +133,7 @@ def geojson(
     In QuPath: open the slide and drag the file onto it. RUN may also be what `its2clr predict` wrote. Classes and
     regions are those of the first --model, by default the refined one.
 
-    Example: `its2clr geojson runs/mine --bag case-7 --threshold 0.5`
+    Example: `its2clr geojson runs/mine --bag case-7`
     """
     from its2clr.maps.geojson_export import write_geojsons
     from its2clr.maps.source import open_source
@@ -142,7 +145,7 @@ def geojson(
     folder = _folder(out or run / "geojson")
     with progress("geojson", len(chosen), "bags") as bar:
         write_geojsons(source, chosen, shown, folder, threshold=threshold, only=only, progress=bar.reach)
-    say(f"{len(chosen)} files in {folder}")
+    say(f"{len(chosen)} files in {folder}; {_positive_from(shown[:1], threshold)}")
 
 
 def predict(
@@ -207,6 +210,14 @@ def score(
             help="Table (CSV) with bag_id, file and label (empty or -1: unknown), as for `its2clr cohort images`."
         ),
     ] = None,
+    annotations: Annotated[
+        Path | None,
+        typer.Option(help="Folder of annotations of the slides (XML, GeoJSON, masks), named as the bags; for tiles."),
+    ] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Annotated class that counts as tumour; may be repeated.")
+    ] = None,
+    positive: PositiveOption = None,
     split: Annotated[
         str | None, typer.Option(help="Only bags of BAGS with this value in column `split`; default: all.")
     ] = None,
@@ -217,22 +228,32 @@ def score(
     """Compare predictions for new bags with their labels: how good is the model on patients it has never seen?
 
     Prints AUC, AUPRC and, at the model's own threshold, balanced accuracy, F1, sensitivity and specificity, with their
-    intervals over bags, and the Brier score of the calibrated probabilities; with --instances also how well instances
-    are found. Bags that are only in the predictions or only in the labels are named and left out.
+    intervals over bags, and the Brier score of the calibrated probabilities; with --instances or --annotations also how
+    well instances are found. Bags that are only in the predictions or only in the labels are named and left out.
 
-    BAGS must hold no bag, and no patient, that the model was trained or validated on.
+    BAGS must hold no bag, and no patient, that the model was trained or validated on; bags that it was are named.
 
     Example: `its2clr score predictions/monday new/bags.csv`
 
     With labels of the images, as packed by `its2clr cohort images --instances new/instances.csv`:
     `its2clr score predictions/monday new/bags.csv --instances new/instances.csv`
+
+    With outlines drawn on the slides: `its2clr score predictions/monday new/bags.csv --annotations new/outlines`
     """
     from its2clr.files import write_json
     from its2clr.predict.against_labels import score as score_
     from its2clr.predict.against_labels import score_notes, score_rows
     from its2clr.predict.prediction_folder import SCORES
 
-    found = score_(predictions, bags, instances, split)
+    found = score_(
+        predictions,
+        bags,
+        instances,
+        split,
+        annotations=annotations,
+        classes=classes or [],
+        positive=positive or [],
+    )
     written = json_file or predictions / SCORES
     write_json(written, found)
     headings = ("", "bags", "instances") if "instance" in found else ("", "bags")
@@ -270,6 +291,15 @@ def export(
 def _say_outdated(lines: Sequence[str]) -> None:
     for line in lines:
         say(f"warning: predictions are out of date: {line}")
+
+
+def _positive_from(models: Sequence["ScoredModel"], threshold: float | None) -> str:
+    """The threshold of tiles that was used, and whose it is."""
+    from its2clr.maps.source import said_thresholds
+
+    whose = "as given" if threshold is not None else "by the model's own threshold"
+    used = said_thresholds({model.title: model.positive_from(threshold) for model in models})
+    return f"tiles are positive from a probability of {used} on, {whose}"
 
 
 def _folder(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """Commands that train and evaluate: every stage of a run, all of them at once, or one alone."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from its2clr.cli.cohort import synthetic
-from its2clr.cli.options import OptionalCohort, RecipeOption, RunOption, SeedOption, SetOption, SizeOption
+from its2clr.cli.options import (
+    OptionalCohort,
+    PositiveOption,
+    RecipeOption,
+    RunOption,
+    SeedOption,
+    SetOption,
+    SizeOption,
+)
 from its2clr.cli.output import is_first_process, print_table, say
 from its2clr.errors import InputError
 
@@ -123,6 +132,7 @@ def aggregate(
     coords: Annotated[
         Path | None, typer.Option(help="With --labels: folder `patches` of CLAM, if not beside the features.")
     ] = None,
+    positive: PositiveOption = None,
     aggregators: Annotated[
         list[str] | None,
         typer.Option("--aggregator", help="Aggregator, instead of the run's; may be repeated to compare several."),
@@ -142,7 +152,7 @@ def aggregate(
 
         if cohort is None:
             raise InputError("--labels: name the folder of feature files, `its2clr aggregate FEATURES --labels TABLE`")
-        cohort = cohort_of_features(cohort, labels, run, coords, say)
+        cohort = cohort_of_features(cohort, labels, run, coords, say, positive or [])
     stages = _stages(cohort, run, recipe, settings)
     chosen = encoder or stages.usual_encoder()
     for name in aggregators or [stages.config.aggregator.name]:
@@ -198,6 +208,8 @@ def evaluate(
 def _fit_and_evaluate(stages: "Stages") -> None:
     from its2clr.report import reported
 
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        stages.ask = typer.confirm
     with reported(stages.run.path, stages.engine.say, enabled=stages.engine.is_writer):
         stages.fit()
         _evaluate(stages)
