@@ -35,7 +35,7 @@ def loaded(code, *arguments):
     [
         (["map", "--limit", "1", "--longest", "100", "--out"], {"sklearn", "tifffile"}),
         (["geojson", "--limit", "1", "--out"], {"sklearn", "matplotlib"}),
-        (["report", "--out"], {"tifffile"}),
+        (["report", "--out"], {"sklearn", "tifffile"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -49,7 +49,7 @@ def test_what_shows_a_run_needs_no_torch(evaluated_run, tmp_path, command, unnee
 def test_scoring_predictions_needs_no_torch(evaluated_run, tiny_cohort, tmp_path):
     predict(evaluated_run, tiny_cohort, tmp_path / "predicted", quiet=True)
     found = loaded(RUN_COMMAND, "score", tmp_path / "predicted", tiny_cohort / "bags.csv", "--split", "test")
-    assert not found & (HEAVY | {"matplotlib"})
+    assert not found & (HEAVY | {"sklearn", "scipy", "matplotlib"})
 
 
 def test_the_viewer_needs_no_torch(evaluated_run):
