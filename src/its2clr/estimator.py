@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort
 from its2clr.errors import InputError
+from its2clr.files import read_json
 from its2clr.plugins import allow_named
+
+if TYPE_CHECKING:
+    from its2clr.run.decisions import Thresholds
 
 
 class ItS2CLR:
@@ -94,9 +98,34 @@ class ItS2CLR:
         positive = self._scores(_opened(cohort)).bag_probability
         return np.stack([1 - positive, positive], axis=1)
 
-    def predict(self, cohort: str | Path | Cohort, threshold: float = 0.5) -> NDArray[np.int64]:
-        """Bag labels: positive above the threshold (`results.json` has the one that validation prefers)."""
-        return (self.predict_proba(cohort)[:, 1] > threshold).astype(np.int64)
+    def predict(self, cohort: str | Path | Cohort, threshold: float | None = None) -> NDArray[np.int64]:
+        """Bag labels: positive from the threshold on.
+
+        Args:
+            cohort: Bags to predict; their labels are not looked at.
+            threshold: Least probability of a positive bag; None: the model's own (`thresholds_`).
+        """
+        least = self.thresholds_.bag if threshold is None else threshold
+        return (self.predict_proba(cohort)[:, 1] >= least).astype(np.int64)
+
+    @property
+    def thresholds_(self) -> "Thresholds":
+        """From which probability on the model calls a bag, and an instance, positive; chosen on validation bags."""
+        from its2clr.run.decisions import choose_thresholds, read_thresholds
+        from its2clr.run.scores import RESULTS_FILE, Model, Scores
+
+        if self._deployed is not None:
+            deployed: Thresholds = self._deployed[0].thresholds
+            return deployed
+        stages, folder = self._stages, Path(self.run)
+        encoder = stages.usual_encoder()
+        if stages.run.done("evaluate") is not None:
+            model = Model(encoder, stages.config.aggregator.name)
+            return read_thresholds(folder, stages.config, read_json(folder / RESULTS_FILE), model)
+        validation = stages.context.validation  # as `evaluate` will choose them
+        features = stages.features(encoder, validation.cohort.without_labels())
+        scores = Scores.of(stages.aggregators(encoder), features)
+        return choose_thresholds(stages.config.refine, validation, scores)
 
     def predict_instances(self, cohort: str | Path | Cohort) -> pd.DataFrame:
         """Instance probabilities with their places.

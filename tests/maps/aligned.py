@@ -89,7 +89,7 @@ def cut(folder: Path, cutting: Cutting, area, min_covered: float = 0.5, bag_id: 
     scores = BagScores(
         bag_id, 0.93, (tiles.labels == 1).astype(float), tiles.coords, tiles.tile_size_level0, tiles.labels
     )
-    model = ScoredModel("refined", "ItS2CLR", lambda _: replace(scores))
+    model = ScoredModel("refined", "ItS2CLR", lambda _: replace(scores), 0.3)
     return Source(folder, (model,), (model,), model, {bag_id: Place(cohort, bag_id, "test", 1)})
 
 

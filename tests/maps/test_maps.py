@@ -54,15 +54,15 @@ def test_panels_lie_on_the_shapes_and_go_into_the_picture_unchanged(cut_slide, t
     assert iou(np.asarray(image.image)[..., 1] < 100, shapes) >= 0.95  # the slide itself is purple there
     write_maps(cut_slide, ["bag"], cut_slide.models, tmp_path, threshold=0.5, longest=640)
     written = Image.open(tmp_path / "bags" / "bag.png")
-    assert written.size == lay_out([row], 0.5).size
+    assert written.size == lay_out([row]).size
     assert place_in(written, model.image) is not None
 
 
 def test_a_scale_bar_has_the_length_it_says(tmp_path):
     source = cut(tmp_path, CUTTINGS[2], SHAPES)
     row = draw_bag(source, "bag", source.models, 0.5, 594)  # half of the slide: 1 um per pixel
-    sheet = np.asarray(lay_out([row], 0.5).convert("L"))
-    left, top = place_in(lay_out([row], 0.5), row.panels[1].image)
+    sheet = np.asarray(lay_out([row]).convert("L"))
+    left, top = place_in(lay_out([row]), row.panels[1].image)
     first = sheet[top : top + 465, left - 594 - 22 : left - 22]
     lengths = [
         len(max("".join("x" if dark else " " for dark in line < 10).split(), key=len, default="")) for line in first
@@ -213,14 +213,15 @@ def test_predictions_of_new_bags_are_shown_the_same_way(evaluated_run, tiny_coho
 def test_predicted_bags_may_lie_in_other_cohorts_under_other_names(evaluated_run, tiny_cohort, tmp_path):
     source, (bag_id,) = predicted_folder(evaluated_run, tmp_path / "new", {"site-a/case 1": "slide_041"})
     cohorts = [{"path": str(tiny_cohort), "bags": {"site-a/case 1": "slide_041"}}]
-    (tmp_path / "new" / "prediction.json").write_text(json.dumps({"cohorts": cohorts, "model": {"method": "ItS2CLR"}}))
+    known = {"cohorts": cohorts, "threshold": 0.4}
+    (tmp_path / "new" / "prediction.json").write_text(json.dumps({**known, "model": {"method": "ItS2CLR"}}))
     predicted = open_source(tmp_path / "new")
     np.testing.assert_array_equal(predicted.best.bag("site-a/case 1").instances, source.best.bag(bag_id).instances)
     cohorts[0]["bags"]["site-a/case 1"] = "slide_999"
-    (tmp_path / "new" / "prediction.json").write_text(json.dumps({"cohorts": cohorts}))
+    (tmp_path / "new" / "prediction.json").write_text(json.dumps(known))
     with pytest.raises(InputError, match="slide_999"):
         open_source(tmp_path / "new")
-    (tmp_path / "new" / "prediction.json").write_text(json.dumps({"cohorts": []}))
+    (tmp_path / "new" / "prediction.json").write_text(json.dumps({**known, "cohorts": []}))
     with pytest.raises(InputError, match="run `its2clr predict` again"):
         open_source(tmp_path / "new")
 

@@ -212,8 +212,9 @@ def test_mistakes_are_the_most_confident():
     assert wrong_bags(bags, 0.5, 1)["bag_id"].tolist() == ["b", "a"]
     assert wrong_bags(bags, 0.5, 0)["bag_id"].tolist() == ["f"]
     instances = bags.assign(instance=range(6))
-    assert wrong_instances(instances, 1)["bag_id"].tolist() == ["b", "a"]
-    assert wrong_instances(instances, 0)["bag_id"].tolist() == ["f"]
+    assert wrong_instances(instances, 1, 0.1)["bag_id"].tolist() == ["b"]
+    assert wrong_instances(instances, 1, 0.5)["bag_id"].tolist() == ["b", "a"]
+    assert wrong_instances(instances, 0, 0.1)["bag_id"].tolist() == ["f", "d"]  # 0.1 is positive from 0.1 on
 
 
 def test_the_page_is_one_file_that_loads_nothing(page, html):

@@ -91,9 +91,9 @@ def write_run(folder: Path, cohort_folder: Path, *, features: bool = True) -> Pa
         bag_tables.append(bags.assign(encoder=encoder, aggregator=aggregator, probability=of_bags))
     pd.concat(tables).to_parquet(folder / "predictions.parquet", index=False)
     pd.concat(bag_tables).to_csv(folder / "bag_predictions.csv", index=False)
-    measured = {"bag": {"threshold": {"mean": 0.4}}}
+    measured = {"thresholds": {"bag": 0.4, "instance": 0.35}}
     results = {"aggregator": "dsmil", "method": "ItS2CLR", "start": {"test": measured}}
-    results["refined"] = {"test": measured, "aggregators": {"max": {"bag": {"threshold": {"mean": 0.7}}}}}
+    results["refined"] = {"test": measured, "aggregators": {"max": {"thresholds": {"bag": 0.7, "instance": 0.5}}}}
     results["rounds"] = [{"epoch": epoch, "validation_auc": 0.9, "threshold": 0.5} for epoch in EPOCHS]
     write_json(folder / "results.json", results)
     in_train = np.isin(bag, np.flatnonzero(cohort.bags["split"] == "train"))

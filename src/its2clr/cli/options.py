@@ -55,6 +55,12 @@ LimitOption = Annotated[
     int,
     typer.Option(min=0, help="At most this many bags, positive (of predictions: likely) ones first; 0: all."),
 ]
+InstanceThresholdOption = Annotated[
+    float | None,
+    typer.Option(
+        "--threshold", min=0, max=1, help="Least probability of a positive tile. Default: the model's own threshold."
+    ),
+]
 ModelOption = Annotated[
     list[str] | None,
     typer.Option(

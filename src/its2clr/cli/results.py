@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from its2clr.cli.options import (
     BagOption,
     DefaultMppOption,
+    InstanceThresholdOption,
     LimitOption,
     ModelOption,
     ScoredArgument,
@@ -18,6 +19,9 @@ from its2clr.cli.options import (
 from its2clr.cli.output import is_first_process, print_table, progress, say
 from its2clr.errors import InputError
 from its2clr.units import MicronsPerPixel
+
+if TYPE_CHECKING:
+    from its2clr.maps.source import ScoredModel
 
 
 def view(
@@ -72,9 +76,7 @@ def map_(
     beside: Annotated[
         list[Path] | None, typer.Option(help="Another run on the same cohort, such as an ablation; repeatable.")
     ] = None,
-    threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="Probability below which the map is transparent; 0.2 in the paper.")
-    ] = 0.2,
+    threshold: InstanceThresholdOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the pictures; default: RUN/maps.")] = None,
     longest: Annotated[int, typer.Option(help="Pixels of the longer side of each panel.")] = 1600,
     full_scale: Annotated[
@@ -104,7 +106,7 @@ def map_(
     folder = _folder(out or run / "maps")
     with progress("map", len(chosen), "bags") as bar:
         sheet = write_maps(source, chosen, shown, folder, threshold=threshold, longest=longest, progress=bar.reach)
-    say(f"{len(chosen)} bags in {sheet.parent / 'bags'}, at a glance: {sheet}")
+    say(f"{len(chosen)} bags in {sheet.parent / 'bags'}, at a glance: {sheet}; {_positive_from(shown, threshold)}")
     if full_scale:
         from its2clr.maps.overlay import write_overlays
 
@@ -121,7 +123,7 @@ def geojson(
     split: ScoredSplitOption = None,
     limit: LimitOption = 0,
     models: ModelOption = None,
-    threshold: Annotated[float, typer.Option(min=0, max=1, help="Least probability of a positive tile.")] = 0.5,
+    threshold: InstanceThresholdOption = None,
     only: Annotated[Literal["regions", "tiles"] | None, typer.Option(help="Write only these.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the files; default: RUN/geojson.")] = None,
 ) -> None:
@@ -130,7 +132,7 @@ def geojson(
     In QuPath: open the slide and drag the file onto it. RUN may also be what `its2clr predict` wrote. Classes and
     regions are those of the first --model, by default the refined one.
 
-    Example: `its2clr geojson runs/mine --bag case-7 --threshold 0.5`
+    Example: `its2clr geojson runs/mine --bag case-7`
     """
     from its2clr.maps.geojson_export import write_geojsons
     from its2clr.maps.source import open_source
@@ -142,7 +144,7 @@ def geojson(
     folder = _folder(out or run / "geojson")
     with progress("geojson", len(chosen), "bags") as bar:
         write_geojsons(source, chosen, shown, folder, threshold=threshold, only=only, progress=bar.reach)
-    say(f"{len(chosen)} files in {folder}")
+    say(f"{len(chosen)} files in {folder}; {_positive_from(shown[:1], threshold)}")
 
 
 def predict(
@@ -270,6 +272,15 @@ def export(
 def _say_outdated(lines: Sequence[str]) -> None:
     for line in lines:
         say(f"warning: predictions are out of date: {line}")
+
+
+def _positive_from(models: Sequence["ScoredModel"], threshold: float | None) -> str:
+    """The threshold of tiles that was used, and whose it is."""
+    from its2clr.maps.source import said_thresholds
+
+    whose = "as given" if threshold is not None else "by the model's own threshold"
+    used = said_thresholds({model.title: model.positive_from(threshold) for model in models})
+    return f"tiles are positive from a probability of {used} on, {whose}"
 
 
 def _folder(path: Path) -> Path:

@@ -50,11 +50,12 @@ class Truth(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A picture, and the title and caption above it."""
+    """A picture with the title and caption above it, and the probability below which its map is transparent."""
 
     title: str
     caption: str
     image: Image.Image
+    seen_from: float | None = None
 
 
 class BagPanels(NamedTuple):
@@ -73,14 +74,16 @@ class BagPanels(NamedTuple):
     mpp_level0: MicronsPerPixel
 
 
-def draw_bag(source: Source, bag_id: str, models: Sequence[ScoredModel], threshold: float, longest: int) -> BagPanels:
+def draw_bag(
+    source: Source, bag_id: str, models: Sequence[ScoredModel], threshold: float | None, longest: int
+) -> BagPanels:
     """Draw the panels of a bag.
 
     Args:
         source: Where the bag is.
         bag_id: The bag.
         models: Those to show.
-        threshold: Probability below which a map is transparent.
+        threshold: Probability below which a map is transparent; None: each model's own.
         longest: Pixels of the longer side of a panel.
     """
     place = source.places[bag_id]
@@ -97,9 +100,10 @@ def draw_bag(source: Source, bag_id: str, models: Sequence[ScoredModel], thresho
         known = truth.origin if not truth.area.is_empty else "nothing positive"
         panels.append(Panel(TRUTH, known, draw_truth(slide, truth, scale)))
     for model, found in zip(models, scores, strict=True):
-        overlay = Image.fromarray(colour(heat(found, window, out), threshold))
+        seen_from = model.positive_from(threshold)
+        overlay = Image.fromarray(colour(heat(found, window, out), seen_from))
         caption = f"bag probability {found.probability:.2f}"
-        panels.append(Panel(model.title, caption, lay_over(slide, overlay)))
+        panels.append(Panel(model.title, caption, lay_over(slide, overlay), seen_from))
     return BagPanels(bag_id, panels, float(scale[0]), tiles.mpp_level0)
 
 

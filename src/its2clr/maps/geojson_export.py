@@ -34,7 +34,7 @@ def write_geojsons(
     models: Sequence[ScoredModel],
     out: Path,
     *,
-    threshold: float,
+    threshold: float | None = None,
     only: Part | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -45,14 +45,15 @@ def write_geojsons(
         bag_ids: The bags.
         models: Whose probabilities to write; the first one decides classes and regions.
         out: Folder to write into.
-        threshold: Probability from which on a tile is positive.
+        threshold: Probability from which on a tile is positive; None: the first model's own.
         only: Which part to write; None: both.
         progress: Called with the number of bags done and of all bags.
     """
+    positive_from = models[0].positive_from(threshold)
     for done, bag_id in enumerate(bag_ids, start=1):
         scores = {model.name: model.bag(bag_id) for model in models}
         mpp_level0 = source.places[bag_id].tiles().mpp_level0
-        write_geojson(bag_file(out, bag_id, ".geojson"), scores, threshold, mpp_level0, only)
+        write_geojson(bag_file(out, bag_id, ".geojson"), scores, positive_from, mpp_level0, only)
         if progress is not None:
             progress(done, len(bag_ids))
 

@@ -29,8 +29,6 @@ DECIMALS = 9
 """Means are rounded to these, so that the mean of tiles that are just on a threshold does not fall below it."""
 SCALE = "viridis"
 """Equal steps look equal, also to the colour-blind; yellow is high, as in the paper's figure 3."""
-VISIBLE = 0.2
-"""Probability below which a map is transparent, as in the paper's figure 3."""
 
 
 class Window(NamedTuple):
@@ -66,13 +64,13 @@ def heat(scores: BagScores, window: Window, out: tuple[int, int]) -> NDArray[np.
     return np.where(covered >= least - 10.0**-DECIMALS, mean(total, covered), np.nan)
 
 
-def check_threshold(threshold: float) -> None:
-    """Check that a threshold is a probability.
+def check_threshold(threshold: float | None) -> None:
+    """Check that a threshold, if one is given, is a probability.
 
     Raises:
         InputError: If it is not between 0 and 1.
     """
-    if not 0 <= threshold <= 1:
+    if threshold is not None and not 0 <= threshold <= 1:
         raise InputError(f"threshold is a probability from 0 to 1, got {threshold:g}")
 
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from its2clr.cohort.canvas import open_canvas
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
-from its2clr.maps.heat import SCALE, VISIBLE, Window, check_threshold, colour, heat, tiles_in
+from its2clr.maps.heat import SCALE, Window, check_threshold, colour, heat, tiles_in
 from its2clr.maps.source import ScoredModel, Source, bag_file
 from its2clr.run.scores import BagScores
 from its2clr.units import Level0Pixels, Level0Size, MicronsPerPixel
@@ -76,7 +76,7 @@ def write_overlays(
     models: Sequence[ScoredModel],
     out: Path,
     *,
-    threshold: float = VISIBLE,
+    threshold: float | None = None,
     factor: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
@@ -87,7 +87,7 @@ def write_overlays(
         bag_ids: The bags.
         models: Those to write.
         out: Folder to write into.
-        threshold: Probability below which the coloured overlay is transparent.
+        threshold: Probability below which the coloured overlay is transparent; None: each model's own.
         factor: Level-0 pixels per pixel of the overlay; None: see `choose_factor`.
         progress: Called with the number of bags done and of all bags.
 
@@ -104,7 +104,8 @@ def write_overlays(
             scores = model.bag(bag_id)
             ground = Ground(size, tiles.mpp_level0, choose_factor(scores) if factor is None else factor)
             place = folder / model.folder
-            write_overlay(bag_file(place / "colour", bag_id, ".ome.tiff"), scores, ground, threshold, model.title)
+            seen_from = model.positive_from(threshold)
+            write_overlay(bag_file(place / "colour", bag_id, ".ome.tiff"), scores, ground, seen_from, model.title)
             write_probability(bag_file(place / "probability", bag_id, ".ome.tiff"), scores, ground, model.title)
         if progress is not None:
             progress(done, len(bag_ids))

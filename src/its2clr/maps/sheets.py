@@ -8,7 +8,7 @@ In names of files, characters that file systems refuse are percent-encoded, as i
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from PIL import Image, ImageDraw, ImageFont
 from its2clr.errors import InputError
 from its2clr.files import atomic_path
 from its2clr.maps.bag_panels import BLACK, IMAGE, TRUTH, WHITE, BagPanels, draw_bag, lay_over
-from its2clr.maps.heat import VISIBLE, check_threshold, colour
-from its2clr.maps.source import ScoredModel, Source, bag_file
+from its2clr.maps.heat import check_threshold, colour
+from its2clr.maps.source import ScoredModel, Source, bag_file, said_thresholds
 
 SHEET_FILE = "maps.png"
 SHEET_BAGS = 6
@@ -39,7 +39,7 @@ def write_maps(
     models: Sequence[ScoredModel],
     out: Path,
     *,
-    threshold: float = VISIBLE,
+    threshold: float | None = None,
     longest: int = 1600,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
@@ -50,7 +50,7 @@ def write_maps(
         bag_ids: The bags.
         models: Those to show.
         out: Folder to write into.
-        threshold: Probability below which maps are transparent.
+        threshold: Probability below which maps are transparent; None: each model's own.
         longest: Pixels of the longer side of a panel.
         progress: Called with the number of bags done and of all bags.
 
@@ -67,20 +67,19 @@ def write_maps(
         raise InputError(f"{source.path}: no bags were chosen to draw")
     for done, bag_id in enumerate(bag_ids, start=1):
         row = draw_bag(source, bag_id, models, threshold, longest)
-        _save(lay_out([row], threshold), bag_file(out / "bags", bag_id, ".png"))
+        _save(lay_out([row]), bag_file(out / "bags", bag_id, ".png"))
         if progress is not None:
             progress(done, len(bag_ids))
     rows = [draw_bag(source, bag_id, models, threshold, _SHEET_LONGEST) for bag_id in bag_ids[:SHEET_BAGS]]
-    _save(lay_out(rows, threshold), out / SHEET_FILE)
+    _save(lay_out(rows), out / SHEET_FILE)
     return out / SHEET_FILE
 
 
-def lay_out(rows: Sequence[BagPanels], threshold: float) -> Image.Image:
+def lay_out(rows: Sequence[BagPanels]) -> Image.Image:
     """One row of panels per bag, titles above the first row, the legend below the last.
 
     Args:
         rows: The bags; panels of the same title are one column.
-        threshold: Probability below which maps are transparent, for the legend.
     """
     titles = list(dict.fromkeys(panel.title for row in rows for panel in row.panels))
     titles.sort(key=lambda title: {IMAGE: 0, TRUTH: 1}.get(title, 2))
@@ -91,7 +90,8 @@ def lay_out(rows: Sequence[BagPanels], threshold: float) -> Image.Image:
     text = min(36, max(13, min(widest.values()) // 26))  # pixels of the text's height
     gap, line = text, round(text * 1.4)
     heights = [max(panel.image.height for panel in row.panels) for row in rows]
-    legend = _legend(threshold, text)
+    seen_from = {panel.title: panel.seen_from for row in rows for panel in row.panels if panel.seen_from is not None}
+    legend = _legend(seen_from, text)
     width = max(sum(widest.values()) + gap * (len(titles) + 1), legend.width + 2 * gap)
     height = gap + line + sum(heights) + len(rows) * (line + gap) + legend.height + gap
     sheet = Image.new("RGB", (width, height), WHITE)
@@ -142,12 +142,13 @@ def _round_length(longest: float) -> float:
     return max(step * power for step in (1, 2, 5) if step * power <= longest * (1 + 1e-9))
 
 
-def _legend(threshold: float, text: int) -> Image.Image:
-    """The colours from 0 to 1 as they look on a map, with the threshold."""
+def _legend(seen_from: Mapping[str, float], text: int) -> Image.Image:
+    """The colours from 0 to 1 as they look on a map, with the threshold; where models differ, with each one's."""
     small = max(11, round(text * 0.9))
     width, bar = _LEGEND_WIDTH * text // 16, text
     name = "Probability of a tile to be positive"
-    note = f"transparent below {threshold:g}"
+    least = min(seen_from.values())
+    note = f"transparent below {said_thresholds(seen_from)}"
     font = _font(small)
     pad = math.ceil(font.getlength("0.0"))
     total = width + math.ceil(max(font.getlength(name), font.getlength(note))) + 3 * pad
@@ -155,12 +156,12 @@ def _legend(threshold: float, text: int) -> Image.Image:
     draw = ImageDraw.Draw(picture)
     scale = np.tile((np.arange(width) + 0.5) / width, (bar, 1))
     tissue = Image.new("RGB", (width, bar), _TISSUE)
-    picture.paste(lay_over(tissue, Image.fromarray(colour(scale, threshold))), (pad // 2, 0))
+    picture.paste(lay_over(tissue, Image.fromarray(colour(scale, least))), (pad // 2, 0))
     draw.rectangle((pad // 2, 0, pad // 2 + width - 1, bar - 1), outline=_GREY)
-    for value in sorted({0.0, threshold, 0.5, 1.0}):
+    for value in sorted({0.0, *seen_from.values(), 0.5, 1.0}):
         x = pad // 2 + value * width
         draw.line((x, bar, x, bar + small // 5), fill=_GREY)
-        draw.text((x, bar + small // 5), f"{value:g}", BLACK, font, anchor="mt")
+        draw.text((x, bar + small // 5), f"{value:.2g}", BLACK, font, anchor="mt")
     draw.text((width + pad * 3 // 2, 0), name, BLACK, font)
     draw.text((width + pad * 3 // 2, round(small * 1.3)), note, _GREY, font)
     return picture

@@ -15,7 +15,15 @@ from its2clr.cohort.identity import bag_contents
 from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tiles import TileFile
 from its2clr.errors import InputError
-from its2clr.predict.prediction_folder import COHORT, INSTANCES, PREDICTIONS, PROVENANCE, read_provenance
+from its2clr.predict.prediction_folder import (
+    COHORT,
+    INSTANCES,
+    PREDICTIONS,
+    PROVENANCE,
+    read_provenance,
+    thresholds_of,
+)
+from its2clr.run.decisions import USUAL_INSTANCE_THRESHOLD, read_thresholds
 from its2clr.run.names import ENCODERS, REFINED, encoder_names
 from its2clr.run.scores import BagScores, Model, RunScores
 
@@ -28,16 +36,22 @@ class ScoredModel:
         name: As on the command line and in files: its encoder, and its aggregator if that is not the run's own.
         title: What people call it.
         bag: Gives the scores of a bag.
+        instance_threshold: Probability from which on it calls an instance positive.
     """
 
     name: str
     title: str
     bag: Callable[[str], BagScores]
+    instance_threshold: float
 
     @property
     def folder(self) -> str:
         """The name as a folder."""
         return quote(self.name, safe="+ ")
+
+    def positive_from(self, threshold: float | None) -> float:
+        """The probability from which on an instance is positive: the one given, or else the model's own."""
+        return self.instance_threshold if threshold is None else threshold
 
 
 class Place(NamedTuple):
@@ -127,6 +141,13 @@ class Source:
         return found[:limit] if limit else found
 
 
+def said_thresholds(by_model: Mapping[str, float]) -> str:
+    """Thresholds in words: `0.3`, or where models differ `0.31 (SimCLR), 0.12 (ItS2CLR)`."""
+    if len(set(by_model.values())) == 1:
+        return f"{next(iter(by_model.values())):.3g}"
+    return ", ".join(f"{value:.3g} ({model})" for model, value in by_model.items())
+
+
 def bag_file(folder: Path, bag_id: str, suffix: str) -> Path:
     """The file of a bag in a folder; characters that file systems refuse are percent-encoded."""
     return folder / f"{quote(bag_id, safe='')}{suffix}"
@@ -174,6 +195,7 @@ def _run(path: Path) -> Source:
             f"{model.encoder}+{more}" if more else model.encoder,
             f"{title} + {more}" if more else title,
             partial(scores.bag, model=model),
+            read_thresholds(path, scores.config, scores.results, model).instance,
         )
 
     models = {model: scored(model) for model in order}
@@ -198,6 +220,7 @@ def _predicted(path: Path) -> Source:
         probabilities = dict(zip(bags["bag_id"], bags["probability"].astype(float), strict=True))
         likely_first = sorted(probabilities, key=lambda bag_id: -probabilities[bag_id])
         places = _predicted_places(path, described, likely_first)
+        threshold = thresholds_of(described).instance if described else USUAL_INSTANCE_THRESHOLD
         scored = {
             name: entry["tiles"][bag_id]
             for entry in described.get("cohorts", ())
@@ -223,7 +246,7 @@ def _predicted(path: Path) -> Source:
         instances = part["probability"].to_numpy(dtype=np.float64)
         return BagScores(bag_id, probabilities[bag_id], instances, tiles.coords, tiles.tile_size_level0, truth)
 
-    model = ScoredModel(REFINED, described.get("model", {}).get("method", "ItS2CLR"), bag)
+    model = ScoredModel(REFINED, described.get("model", {}).get("method", "ItS2CLR"), bag, threshold)
     return Source(path, (model,), (model,), model, places)
 
 

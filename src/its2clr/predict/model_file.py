@@ -29,6 +29,7 @@ from its2clr.engine.checkpoint import load_module
 from its2clr.errors import InputError
 from its2clr.predict.calibration import Calibration
 from its2clr.predict.tiling import Tiling
+from its2clr.run.decisions import USUAL_INSTANCE_THRESHOLD, Thresholds
 from its2clr.version import __version__
 
 MODEL_FILE = "model.its2clr"
@@ -66,6 +67,9 @@ class ModelDescription(_Part):
     precision: Literal["auto", "32-true", "bf16-mixed"] = Field("auto", description="engine.precision of the run")
     tiling: Tiling = Field(description="what bags it takes, and how they become tiles")
     threshold: FiniteFloat = Field(description="least probability of a positive bag; chosen on validation bags")
+    instance_threshold: FiniteFloat = Field(
+        USUAL_INSTANCE_THRESHOLD, description="least probability of a positive instance; see `run.decisions`"
+    )
     calibration: dict[str, FiniteFloat | int | None] = Field(description="fitted on validation bags; see the guide")
     metrics: dict[str, Any] = Field(default_factory=dict, description="how good it was on the run's test bags")
     cohort: dict[str, Any] = Field(default_factory=dict, description="numbers of bags it was trained and tested on")
@@ -90,6 +94,11 @@ class TrainedModel:
     def calibration(self) -> Calibration:
         """The calibration of bag probabilities."""
         return Calibration(**self.description.calibration)  # type: ignore[arg-type]
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """From which probability on it calls a bag, and an instance, positive."""
+        return Thresholds(self.description.threshold, self.description.instance_threshold)
 
     @property
     def tiling(self) -> Tiling:

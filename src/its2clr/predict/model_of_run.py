@@ -11,7 +11,6 @@ from its2clr.cohort.layout import read_info
 from its2clr.encoders.adapter import adapter_encoder
 from its2clr.encoders.weights import load_network, without_foreign_weights
 from its2clr.errors import InputError
-from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.plugins import import_plugins
 from its2clr.predict.calibration import fit_calibration
 from its2clr.predict.model_file import (
@@ -24,6 +23,7 @@ from its2clr.predict.model_file import (
     save_model,
 )
 from its2clr.predict.tiling import Tiling
+from its2clr.run.decisions import read_thresholds
 from its2clr.run.made_from import changed_models
 from its2clr.run.names import aggregator_path, encoder_file, encoder_names
 from its2clr.run.results_file import measured
@@ -82,6 +82,7 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
         aggregator_path(scores.run, chosen.encoder, None if chosen.aggregator == own else chosen.aggregator)
     )
     encoder = load_network(encoder_file(scores.run, chosen.encoder)).encoder.eval()
+    thresholds = read_thresholds(scores.run, config, scores.results, chosen)
     labels, probability = _validation(scores, chosen)
     info = read_info(scores.cohort_path)
     description = ModelDescription(
@@ -100,7 +101,8 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
         plugins=tuple(Path(plugin).name if plugin.endswith(".py") else plugin for plugin in config.plugins),
         precision=config.engine.precision,
         tiling=Tiling.of_cohort(info),
-        threshold=balanced_accuracy_threshold(labels, probability),
+        threshold=thresholds.bag,
+        instance_threshold=thresholds.instance,
         calibration=fit_calibration(labels, probability).as_dict(),
         metrics=_plain(measured(scores.results, chosen)),
         cohort=_plain({key: value for key, value in scores.results["cohort"].items() if key != "path"})

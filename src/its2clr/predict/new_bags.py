@@ -127,7 +127,7 @@ def _tables(
                     "n_instances": cohort.bags["n_instances"].to_numpy(dtype=np.int64),
                     "probability": probability,
                     "calibrated_probability": model.calibration.apply(probability),
-                    "predicted_label": (probability >= model.description.threshold).astype(np.int64),
+                    "predicted_label": (probability >= model.thresholds.bag).astype(np.int64),
                 }
             )
         )
@@ -145,7 +145,7 @@ def _tables(
             )
         )
     bags, instances = (pd.concat(tables, ignore_index=True) for tables in (bag_tables, instance_tables))
-    return Predicted(out, bags, instances, tuple(left_out), tuple(notes), model.description.threshold)
+    return Predicted(out, bags, instances, tuple(left_out), tuple(notes), model.thresholds)
 
 
 def _provenance(model: TrainedModel, cohorts: list[Cohort], engine: Engine, predicted: Predicted) -> dict[str, Any]:
@@ -162,6 +162,7 @@ def _provenance(model: TrainedModel, cohorts: list[Cohort], engine: Engine, pred
             "label": description.label,
         },
         "threshold": description.threshold,
+        "instance_threshold": description.instance_threshold,
         "calibration": {"slope": model.calibration.slope, "intercept": model.calibration.intercept},
         "device": engine.device.type,
         "precision": engine.precision,

@@ -21,6 +21,7 @@ from its2clr.cohort import LeftOut
 from its2clr.cohort.layout import INFO_FILE, PROBLEMS_FILE
 from its2clr.errors import InputError
 from its2clr.files import atomic_path, read_json, remove_half_written, write_json
+from its2clr.run.decisions import USUAL_INSTANCE_THRESHOLD, Thresholds
 from its2clr.version import __version__
 from its2clr.wording import shortened_lines
 
@@ -44,7 +45,7 @@ class Predicted:
         instances: One row per instance: `bag_id`, `instance`, `name`, `x`, `y`, `probability`, `tile_size_level0`.
         left_out: What was not predicted, and why.
         notes: What a person should know about the bags that were predicted.
-        threshold: Probability from which on a bag is called positive.
+        thresholds: Probabilities from which on the model calls a bag, and an instance, positive.
     """
 
     out: Path
@@ -52,12 +53,12 @@ class Predicted:
     instances: pd.DataFrame
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
-    threshold: float
+    thresholds: Thresholds
 
     def lines(self) -> list[str]:
         """The closing words: bags predicted, called positive, left out and why."""
         positive = int(self.bags["predicted_label"].sum())
-        called = f"{positive} called positive (probability >= {self.threshold:.3f}, chosen on validation)"
+        called = f"{positive} called positive (probability >= {self.thresholds.bag:.3f}, chosen on validation)"
         lines = [f"{self.out / PREDICTIONS}: {len(self.bags)} bags, {len(self.instances)} instances; {called}"]
         if self.left_out:
             lines.append(f"left out: {len(self.left_out)} ({self.out / PROBLEMS_FILE})")
@@ -126,6 +127,12 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     return found
 
 
+def thresholds_of(provenance: dict[str, Any]) -> Thresholds:
+    """From which probability on the model that gave the predictions calls a bag, and an instance, positive."""
+    instance = provenance.get("instance_threshold", USUAL_INSTANCE_THRESHOLD)
+    return Thresholds(float(provenance["threshold"]), float(instance))
+
+
 def read_predictions(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """What is known about the model, and the probabilities of each bag.
 
@@ -136,7 +143,7 @@ def read_predictions(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     try:
         provenance = read_provenance(folder)
         _require(folder, PREDICTIONS)
-        known = {"model": provenance["model"], "threshold": float(provenance["threshold"])}
+        known = {"model": provenance["model"], "threshold": thresholds_of(provenance).bag}
         table = pd.read_csv(
             folder / PREDICTIONS,
             dtype={"bag_id": str},

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def render(facts: RunFacts) -> str:
     template = environment.from_string(_packaged("report.html.j2"))
     # Made before the page is: what cannot be shown is among the problems that the page begins with.
     called = facts.attempt("Decisions", lambda: called_at_validation(facts.models)) or {}
-    content = {**_about(facts), **_results(facts, called), **_pictures(facts, called), **_training(facts)}
+    content = {**_about(facts), **_results(facts, called), **_pictures(facts), **_training(facts)}
     page = template.render(
         content,
         facts=facts,
@@ -143,10 +144,8 @@ def _results(facts: RunFacts, called: dict[str, Decisions]) -> dict[str, Any]:
         "bag_results": facts.attempt("Bag results", lambda: page_tables.bag_results(models)),
         "instance_results": facts.attempt("Instance results", lambda: page_tables.instance_results(models)),
         "decisions": page_tables.decision_table(called) if called else None,
-        "test_bags": facts.attempt("Test bags", lambda: page_tables.bag_table(facts, called, ["test"], "test-bags")),
-        "other_bags": facts.attempt(
-            "Bags", lambda: page_tables.bag_table(facts, called, ["val", "train"], "other-bags")
-        ),
+        "test_bags": facts.attempt("Test bags", lambda: page_tables.bag_table(facts, ["test"], "test-bags")),
+        "other_bags": facts.attempt("Bags", lambda: page_tables.bag_table(facts, ["val", "train"], "other-bags")),
         "intervals": facts.attempt("Intervals", lambda: figure_data.interval_figure(models)),
         "bag_curves": facts.attempt("Bag curves", lambda: figure_data.bag_curves(models)),
         "instance_curves": facts.attempt("Instance curves", lambda: figure_data.instance_curves(models)),
@@ -155,16 +154,19 @@ def _results(facts: RunFacts, called: dict[str, Decisions]) -> dict[str, Any]:
     }
 
 
-def _pictures(facts: RunFacts, called: dict[str, Decisions]) -> dict[str, Any]:
+def _pictures(facts: RunFacts) -> dict[str, Any]:
     strips: list[shown_tiles.Strip] = []
     mistakes: list[shown_tiles.Strip] = []
     wrong: list[shown_tiles.WrongBag] = []
     best, cohort = facts.best, facts.cohort
     if best is not None and best.instances is not None and cohort is not None:
-        instances, at = best.instances, called.get(best.name)
+        instances, at = best.instances, best.thresholds
         strips = facts.attempt("Tiles", lambda: shown_tiles.ranked_strips(cohort, best, instances)) or []
-        mistakes = facts.attempt("Wrong instances", lambda: shown_tiles.mistake_strips(cohort, instances)) or []
-        wrong = facts.attempt("Wrong bags", lambda: shown_tiles.pictured_mistakes(cohort, best, at, instances)) or []
+        if at is not None:
+            strip = partial(shown_tiles.mistake_strips, cohort, instances, at.instance)
+            mistakes = facts.attempt("Wrong instances", strip) or []
+            pictured = partial(shown_tiles.pictured_mistakes, cohort, best, at.bag, instances)
+            wrong = facts.attempt("Wrong bags", pictured) or []
     return {
         "strips": strips,
         "mistakes": mistakes,

@@ -11,6 +11,7 @@ import pandas as pd
 from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.evaluation.instances import INSTANCE_METRICS
 from its2clr.report.run_facts import Decisions, RunFacts, Scored
+from its2clr.run.decisions import Thresholds
 from its2clr.run.results_file import describe_cohort, training_seconds
 from its2clr.wording import readable_size
 
@@ -112,7 +113,7 @@ def decision_table(decisions: dict[str, Decisions]) -> Table:
     return Table("decisions", "Test bags called positive or negative", columns, rows, note)
 
 
-def bag_table(facts: RunFacts, decisions: dict[str, Decisions], splits: Sequence[str], name: str) -> Table:
+def bag_table(facts: RunFacts, splits: Sequence[str], name: str) -> Table:
     """The bags of some splits with every model's probability; the most wrong ones of the best model first."""
     best = facts.best
     assert best is not None
@@ -125,7 +126,6 @@ def bag_table(facts: RunFacts, decisions: dict[str, Decisions], splits: Sequence
     wanted = set(shown["bag_id"])
     others = {scored.name: _probabilities(scored.bags[scored.bags["bag_id"].isin(wanted)]) for scored in facts.models}
     rows = []
-    threshold = decisions[best.name].threshold if best.name in decisions else 0.5
     for row in shown.to_dict("records"):
         bag_id, label = str(row["bag_id"]), int(row["label"])
         cells = [
@@ -135,11 +135,16 @@ def bag_table(facts: RunFacts, decisions: dict[str, Decisions], splits: Sequence
             number(counts.get(bag_id), "{:,.0f}"),
         ]
         cells += [number(values.get(bag_id)) for values in others.values()]
-        right = (float(row["probability"]) >= threshold) == (label == 1)
-        rows.append([*cells, Cell("right" if right else "WRONG")])
+        rows.append([*cells, Cell(_called(float(row["probability"]), label, best.thresholds))])
     note = f"{len(shown):,} of {len(bags):,} bags, the most wrong by {best.name} first; all are in bag_predictions.csv."
     columns = ["bag", "label", "split", "instances", *others, "called"]
     return Table(name, f"{' and '.join(splits).capitalize()} bags", columns, rows, note, long=True)
+
+
+def _called(probability: float, label: int, thresholds: Thresholds | None) -> str:
+    if thresholds is None:
+        return "-"
+    return "right" if (probability >= thresholds.bag) == (label == 1) else "WRONG"
 
 
 def cohort_table(facts: RunFacts) -> Table | None:

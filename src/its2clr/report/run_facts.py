@@ -6,6 +6,7 @@ the test bags is read but how many there are.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,10 +21,10 @@ from its2clr.config import RunConfig
 from its2clr.errors import InputError, Its2clrError
 from its2clr.evaluation.arrays import both_classes
 from its2clr.evaluation.health import warnings_of
-from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.files import read_json, read_metrics
 from its2clr.refine.remedies import said_retry
 from its2clr.report.run_state import State, state_of
+from its2clr.run.decisions import Thresholds, read_thresholds
 from its2clr.run.handover import preferred_encoders
 from its2clr.run.made_from import outdated, read_made_from
 from its2clr.run.names import ENCODERS, encoder_names
@@ -46,6 +47,7 @@ class Scored:
         found: What `results.json` says about it; empty if nothing.
         bags: `bag_id`, `label`, `split`, `probability` of every bag.
         instances: `bag_id`, `instance`, `label` and `probability` of every test instance; None if not there.
+        thresholds: From which probability on it says positive; None if that cannot be read.
     """
 
     model: Model
@@ -53,6 +55,7 @@ class Scored:
     found: dict[str, Any]
     bags: pd.DataFrame
     instances: pd.DataFrame | None
+    thresholds: Thresholds | None = None
 
     def split(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Labels and probabilities of the bags of one split."""
@@ -168,7 +171,7 @@ def collect(run: str | Path) -> RunFacts:
     if facts.results is not None:
         results = facts.results
         instances = facts.attempt("Predictions of instances", lambda: _instances(folder)) or {}
-        facts.models = facts.attempt("Predictions of bags", lambda: _models(folder, config, results, instances)) or []
+        facts.models = facts.attempt("Predictions of bags", lambda: _models(facts, results, instances)) or []
         facts.rounds = facts.attempt("Rounds", lambda: _rounds_of_results(results)) or []
         facts.health = results.get("health")
     else:
@@ -192,12 +195,12 @@ def _note_changes(facts: RunFacts, cohort: Cohort) -> None:
 
 
 def called_at_validation(models: Sequence[Scored]) -> dict[str, Decisions]:
-    """Each model's test bags called at the threshold that its validation bags choose, by the name of the model."""
+    """Each model's test bags called at its threshold, which its validation bags chose, by the name of the model."""
     found = {}
     for scored in models:
-        validation, test = scored.split("val"), scored.split("test")
-        if both_classes(validation[0]) and test[0].size:
-            found[scored.name] = _decisions(*test, balanced_accuracy_threshold(*validation))
+        test = scored.split("test")
+        if scored.thresholds is not None and test[0].size:
+            found[scored.name] = _decisions(*test, scored.thresholds.bag)
     return found
 
 
@@ -244,9 +247,8 @@ def _decisions(labels: NDArray[np.int64], scores: NDArray[np.float64], threshold
     )
 
 
-def _models(
-    run: Path, config: RunConfig, results: dict[str, Any], instances: dict[Model, pd.DataFrame]
-) -> list[Scored]:
+def _models(facts: RunFacts, results: dict[str, Any], instances: dict[Model, pd.DataFrame]) -> list[Scored]:
+    run, config = facts.run, facts.config
     text = {"bag_id": str, "group": str, "encoder": str, "aggregator": str, "split": str}
     table = pd.read_csv(run / BAG_PREDICTIONS_FILE, dtype=text, keep_default_na=False)
     own, names = config.aggregator.name, encoder_names(config)
@@ -259,7 +261,8 @@ def _models(
     for model in models:
         bags = table[(table["encoder"] == model.encoder) & (table["aggregator"] == model.aggregator)]
         name = f"{names.get(model.encoder, model.encoder)} + {model.aggregator}"
-        scored.append(Scored(model, name, measured(results, model), bags, instances.get(model)))
+        thresholds = facts.attempt(f"Decisions of {name}", partial(read_thresholds, run, config, results, model))
+        scored.append(Scored(model, name, measured(results, model), bags, instances.get(model), thresholds))
         wanted = results.get("cohort", {}).get("splits", {}).get("test", {}).get("bags")
         there = int((bags["split"] == "test").sum())
         if wanted is not None and there != wanted:

@@ -13,7 +13,7 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.canvas import slide_tile
 from its2clr.cohort.layout import tile_path
 from its2clr.cohort.tiles import decode, read_encoded
-from its2clr.report.run_facts import Decisions, Scored
+from its2clr.report.run_facts import Scored
 
 SHOWN = 12
 """Tiles of a row of pictures."""
@@ -73,27 +73,25 @@ def ranked_strips(cohort: Cohort, best: Scored, instances: pd.DataFrame) -> list
     return strips
 
 
-def mistake_strips(cohort: Cohort, instances: pd.DataFrame) -> list[Strip]:
-    """The most confident wrong tiles of each class; none without ground truth."""
+def mistake_strips(cohort: Cohort, instances: pd.DataFrame, threshold: float) -> list[Strip]:
+    """The tiles of each class that are most wrong at the model's threshold; none without ground truth."""
     if not (instances["label"] >= 0).any():
         return []
     return [
-        Strip(title, pictures(cohort, wrong_instances(instances, truth)), nothing)
+        Strip(title, pictures(cohort, wrong_instances(instances, truth, threshold)), nothing)
         for title, truth, nothing in (
-            ("Truly negative tiles with the highest probability", 0, "No negative tile has 0.5 or more."),
-            ("Truly positive tiles with the lowest probability", 1, "No positive tile has less than 0.5."),
+            ("Truly negative tiles with the highest probability", 0, f"No negative tile has {threshold:.3g} or more."),
+            ("Truly positive tiles with the lowest probability", 1, f"No positive tile has less than {threshold:.3g}."),
         )
     ]
 
 
-def pictured_mistakes(
-    cohort: Cohort, best: Scored, called: Decisions | None, instances: pd.DataFrame
-) -> list[WrongBag]:
-    """The bags that are most wrong at the validation threshold, or at 0.5 where there is none, with their tiles."""
+def pictured_mistakes(cohort: Cohort, best: Scored, threshold: float, instances: pd.DataFrame) -> list[WrongBag]:
+    """The bags that are most wrong at the model's threshold, with their tiles."""
     test = best.bags[best.bags["split"] == "test"]
     found = []
     for label, name in ((1, "positive, called negative"), (0, "negative, called positive")):
-        for row in wrong_bags(test, called.threshold if called else 0.5, label).to_dict("records"):
+        for row in wrong_bags(test, threshold, label).to_dict("records"):
             bag_id = str(row["bag_id"])
             highest = ranked(instances, {bag_id}, highest=True, count=TILES_OF_BAG, per_bag=TILES_OF_BAG)
             found.append(WrongBag(bag_id, name, float(row["probability"]), pictures(cohort, highest)))
@@ -117,11 +115,11 @@ def ranked(
     return ordered[ordered.groupby("bag_id", sort=False).cumcount() < per_bag].head(count)
 
 
-def wrong_instances(instances: pd.DataFrame, truth: int, count: int = SHOWN) -> pd.DataFrame:
-    """The tiles of one true class that the model is surest are of the other class."""
+def wrong_instances(instances: pd.DataFrame, truth: int, threshold: float, count: int = SHOWN) -> pd.DataFrame:
+    """The tiles of one true class that are called the other at the threshold, the surest first."""
     of_class = instances[instances["label"] == truth]
     ordered = of_class.sort_values("probability", ascending=truth == 1, kind="stable")
-    wrong = ordered["probability"] < 0.5 if truth == 1 else ordered["probability"] >= 0.5
+    wrong = ordered["probability"] < threshold if truth == 1 else ordered["probability"] >= threshold
     return ordered[wrong].head(count)
 
 

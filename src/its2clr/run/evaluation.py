@@ -19,7 +19,7 @@ from its2clr.evaluation.thresholds import balanced_accuracy_threshold
 from its2clr.evaluation.uncertainty import summarise
 from its2clr.files import read_json, read_metrics, write_json
 from its2clr.refine.remedies import said_retry
-from its2clr.refine.rounds import threshold_by_rule
+from its2clr.run.decisions import Thresholds, choose_thresholds
 from its2clr.run.handover import HANDOVER_FILE
 from its2clr.run.made_from import model_digest
 from its2clr.run.names import ENCODERS, REFINED, START, encoder_names
@@ -79,16 +79,18 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
         return results
     unlabelled = {name: cohort.split(name).without_labels() for name in SPLITS}
     scores: dict[Model, dict[str, Scores]] = {}
+    thresholds: dict[Model, Thresholds] = {}
     for model in models:
         aggregators = stages.aggregate(*model)
         scores[model] = {
             name: Scores.of(aggregators, stages.features(model.encoder, part)) for name, part in unlabelled.items()
         }
+        thresholds[model] = choose_thresholds(run.config.refine, stages.context.validation, scores[model]["val"])
     rounds = read_rounds(run.path)
     refined = Model(REFINED, run.config.aggregator.name)
-    health = _health(stages, rounds, scores[refined]) if refined in scores else None
+    health = _health(stages, rounds, scores[refined], thresholds[refined].instance) if refined in scores else None
     # Every model is frozen and every score computed: from here on test labels may be read.
-    results = _measure_models(cohort, scores, run.config)
+    results = _measure_models(cohort, scores, thresholds, run.config)
     if cohort.has_instance_labels and of_features:
         for encoder in [name for name in ENCODERS if name in results]:
             results[encoder] |= _feature_quality(stages, encoder, cohort)
@@ -112,18 +114,24 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     return results
 
 
-def _measure_models(cohort: Cohort, scores: Mapping[Model, Mapping[str, Scores]], config: RunConfig) -> dict[str, Any]:
+def _measure_models(
+    cohort: Cohort,
+    scores: Mapping[Model, Mapping[str, Scores]],
+    thresholds: Mapping[Model, Thresholds],
+    config: RunConfig,
+) -> dict[str, Any]:
     """Every model on the test bags, by encoder; and what the refinement added, with the run's own aggregator."""
     validation, test, own = cohort.split("val"), cohort.split("test"), config.aggregator.name
     resamples, seed = config.evaluation.bootstrap, config.seed
     results: dict[str, Any] = {}
-    for (encoder, aggregator), parts in scores.items():
+    for model, parts in scores.items():
         found = measure(test, parts["test"], validation, parts["val"], resamples, seed)
-        entry = results.setdefault(encoder, {})
-        if aggregator == own:
+        found["thresholds"] = thresholds[model]._asdict()
+        entry = results.setdefault(model.encoder, {})
+        if model.aggregator == own:
             entry["test"] = found
         else:
-            entry.setdefault("aggregators", {})[aggregator] = found
+            entry.setdefault("aggregators", {})[model.aggregator] = found
     start, refined = Model(START, own), Model(REFINED, own)
     if start in scores and refined in scores:
         difference, interval = bag_auc_difference(
@@ -142,7 +150,9 @@ def measure(
 ) -> dict[str, Any]:
     """Bag metrics and, where there is instance ground truth, instance metrics; mean and spread over retrainings.
 
-    What a metric needs beyond the scores (a threshold, the settings of Dice) comes from the validation bags.
+    What a metric needs beyond the scores (a threshold, the settings of Dice) comes from the validation bags. Each
+    retraining is measured alone, at its own threshold; the model's one decision, on their mean, is
+    `decisions.Thresholds`.
     """
     labels = cohort.bags["label"].to_numpy(dtype=np.int64)
     validation_labels = validation.bags["label"].to_numpy(dtype=np.int64)
@@ -206,12 +216,11 @@ def _feature_quality(stages: Stages, encoder: str, cohort: Cohort) -> dict[str, 
     return {"class_separation": separation, "linear_probe": {**metrics, "c": probe.c}}
 
 
-def _health(stages: Stages, rounds: list[Round], final: Mapping[str, Scores]) -> dict[str, Any]:
+def _health(stages: Stages, rounds: list[Round], final: Mapping[str, Scores], threshold: float) -> dict[str, Any]:
     """What the labels of training and validation bags tell about the pseudo labels: of each round, and at the end."""
     train, validation = stages.context.train, stages.context.validation
     config = stages.config.refine
     report = rounds_health(rounds, train.labels, train.offsets, config.threshold)
-    threshold = threshold_by_rule(config, validation, final["val"].instance_probability)
     last = health_report([final["train"].instances], train.labels, train.offsets, [threshold])
     of_bag = validation.labels[validation.bag_of_instance]
     witness_rate = estimate_witness_rate(final["val"].instance_probability, of_bag)

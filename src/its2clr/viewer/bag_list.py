@@ -6,13 +6,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from its2clr.run.results_file import measured
+from its2clr.run.decisions import read_thresholds
 from its2clr.run.scores import Model, RunScores
 
 SortName = Literal["bag", "score", "label", "split", "error", "disagreement"]
 SORTS: tuple[str, ...] = get_args(SortName)
 PAGE_SIZE = 100
-_NO_THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class BagTable:
         self.number = {bag_id: number for number, bag_id in enumerate(self.bag_id)}
         self.models = list(scores.models)
         self.probability = self._probabilities(scores)
-        self.threshold = [bag_threshold(scores.results, model) for model in self.models]
+        self.thresholds = [read_thresholds(scores.run, scores.config, scores.results, model) for model in self.models]
         self.wrong = self._wrong()
         self.disagreement = self._disagreement()
         self._text = [f"{bag_id}\n{group}".casefold() for bag_id, group in zip(self.bag_id, self.group, strict=True)]
@@ -128,7 +127,7 @@ class BagTable:
 
     def _wrong(self) -> NDArray[np.bool_]:
         """(models, bags) whether a bag is on the wrong side of the threshold for its label."""
-        called: NDArray[np.bool_] = self.probability >= np.array(self.threshold)[:, None]
+        called: NDArray[np.bool_] = self.probability >= np.array([found.bag for found in self.thresholds])[:, None]
         wrong: NDArray[np.bool_] = (called != (self.label == 1)) & ~np.isnan(self.probability)
         return wrong
 
@@ -139,8 +138,3 @@ class BagTable:
         smallest = np.where(unknown, np.inf, self.probability).min(axis=0)
         difference: NDArray[np.float64] = np.maximum(largest - smallest, 0.0)
         return difference
-
-
-def bag_threshold(results: dict[str, Any], model: Model) -> float:
-    """Bag probability from which a model calls a bag positive: chosen on validation, mean over retrainings."""
-    return float(measured(results, model).get("bag", {}).get("threshold", {}).get("mean", _NO_THRESHOLD))

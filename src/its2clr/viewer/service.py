@@ -92,19 +92,21 @@ class Viewer:
             "splits": {split: table.split.count(split) for split in SPLITS if split in table.split},
             "n_bags": len(table),
             "n_instances": self.scores.cohort.n_instances,
-            "threshold": self.scores.config.refine.threshold,
+            "threshold": table.thresholds[table.models.index(self.scores.best)].instance,
             "has_truth": self.scores.cohort.has_instance_labels,
             "outdated": self.outdated,
         }
 
     def _describe(self, model: Model) -> dict[str, Any]:
         names = encoder_names(self.scores.config)
+        thresholds = self.table.thresholds[self.table.models.index(model)]
         return {
             "key": key_of(model),
             "encoder": model.encoder,
             "aggregator": model.aggregator,
             "title": f"{names.get(model.encoder, model.encoder)} + {model.aggregator}",
-            "bag_threshold": self.table.threshold[self.table.models.index(model)],
+            "bag_threshold": thresholds.bag,
+            "instance_threshold": thresholds.instance,
         }
 
     def model(self, key: str | None) -> Model:
