@@ -163,7 +163,7 @@ def place_of(page, bag, instance):
 
 def first_of(served, split, label=1):
     """Number and name of the first bag of a split."""
-    bags = RunScores(served.viewer.scores.run).cohort.bags
+    bags = RunScores(served.viewer.shown.run.run).cohort.bags
     number = int(np.flatnonzero((bags["split"] == split) & (bags["label"] == label))[0])
     return number, bags["bag_id"][number]
 
@@ -176,7 +176,7 @@ def test_a_bag_is_chosen_with_the_mouse_and_its_heat_is_right(served, watched):
     page.click(".bag")
     wait_for_bag(page, name)
     show_all(page)
-    scores = served.viewer.scores.bag(name)
+    scores = served.viewer.shown.run.bag(name)
     bag = served.viewer.bag(number)
     shown = heat(page)
     corner = page.locator("#picture").bounding_box()
@@ -255,7 +255,7 @@ def test_heat_follows_threshold_opacity_and_model(served, watched):
     wait_for_bag(page, name)
     show_all(page)
     everything = heat(page)
-    scores = served.viewer.scores.bag(name)
+    scores = served.viewer.shown.run.bag(name)
     middle = float(np.sort(scores.instances)[len(scores.instances) // 2])
     set_slider(page, "threshold", f"{middle:.2f}")
     some = heat(page)
@@ -274,7 +274,7 @@ def test_heat_follows_threshold_opacity_and_model(served, watched):
     assert (other != everything).any()
     viridis = served_colours(page)
     x, y = place_of(page, served.viewer.bag(number), 0)
-    expected = served.viewer.scores.bag(name, Model("start", "dsmil")).instances[0]
+    expected = served.viewer.shown.run.bag(name, Model("start", "dsmil")).instances[0]
     assert other[round(y - box["y"]), round(x - box["x"])].tolist() == [*viridis[round(expected * 255)], 255]
     page.uncheck("#show-heat")
     assert not heat(page).any()
@@ -324,7 +324,7 @@ def test_rounds_change_the_heat_and_mark_the_pseudo_labels(served, watched):
     page.uncheck("#show-truth")
     final, plain = heat(page), pixels(page, "#marks")
     assert not plain.any()
-    rounds = served.viewer.scores.rounds
+    rounds = served.viewer.shown.run.rounds
     seen = []
     for epoch in reversed(rounds):
         page.keyboard.press("[")
@@ -381,13 +381,13 @@ def test_a_clicked_instance_shows_tile_scores_and_neighbours(served, watched):
     page.keyboard.press("Escape")
     wait_for_text(page, "#details h2", "Bag")
     page.keyboard.press("n")
-    best = int(np.argmax(served.viewer.scores.bag(other["bag_id"]).instances))
+    best = int(np.argmax(served.viewer.shown.run.bag(other["bag_id"]).instances))
     wait_for_text(page, "#details h2", f"Instance {best}")
 
 
 def test_the_page_comes_back_as_it_was(served, watched):
     number, name = first_of(served, "train")
-    epoch = served.viewer.scores.rounds[0]
+    epoch = served.viewer.shown.run.rounds[0]
     page = watched.open(f"{served.address}#bag={number}&instance=3&round={epoch}&model=start%2Bdsmil")
     wait_for_bag(page, name)
     assert page.inner_text("#shown") == f"round after epoch {epoch}"
