@@ -122,6 +122,30 @@ def wait_for_bag(page, name):
     )
 
 
+def list_by_name(page):
+    """All bags by name, instead of the test bags from the most suspicious down."""
+    show_list(page)
+    page.select_option("#split", "")
+    page.select_option("#sort", "bag")
+    page.click("#direction")
+    page.wait_for_function(
+        "() => { const names = [...document.querySelectorAll('.bag .name')].map((one) => one.textContent);"
+        " return names.length > 1 && names.every((name, n) => n === 0 || names[n - 1] < name)"
+        " && document.getElementById('bags').getAttribute('aria-busy') === 'false'; }"
+    )
+
+
+def show_list(page):
+    if page.is_visible("#pane-bags"):  # in a narrow window
+        page.click("#pane-bags")
+
+
+def click_bag(page, place, name):
+    show_list(page)
+    page.click(f"#bag-{place}")
+    wait_for_bag(page, name)
+
+
 def wait_for_text(page, selector, text):
     page.wait_for_function(
         "([selector, text]) => document.querySelector(selector)?.textContent === text", arg=[selector, text]
@@ -210,8 +234,8 @@ def test_the_colours_are_viridis(served, watched):
 def test_bags_are_walked_with_the_keys(served, watched):
     page = watched.open(served.address)
     bag_ids = served.viewer.table.bag_id
-    page.keyboard.press("j")
-    wait_for_bag(page, bag_ids[0])
+    list_by_name(page)
+    click_bag(page, 0, bag_ids[0])
     page.keyboard.press("j")
     wait_for_bag(page, bag_ids[1])
     page.keyboard.press("k")
@@ -239,14 +263,45 @@ def test_a_key_waits_for_the_list_that_was_asked_for(served, watched):
         waiting.append(route)
 
     page.route("**/api/bags?*", hold)
-    page.select_option("#split", "test")
+    page.select_option("#split", "val")
     page.keyboard.press("Escape")
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("j")
     while not waiting:
         page.wait_for_timeout(20)
     waiting[0].continue_()
-    wait_for_bag(page, table.bag_id[list(table.split).index("test")])
+    wait_for_bag(page, most_suspicious(table, "val"))
+
+
+def most_suspicious(table, split):
+    """The bag of a split with the highest probability by the model that is shown first."""
+    best = table.probability[table.models.index(Model("refined", "dsmil"))]
+    numbers = [number for number, one in enumerate(table.split) if one == split]
+    return table.bag_id[max(numbers, key=lambda number: best[number])]
+
+
+def test_it_opens_on_the_most_suspicious_test_bag(served, watched):
+    page = watched.open(served.address)
+    table = served.viewer.table
+    wait_for_bag(page, most_suspicious(table, "test"))
+    assert page.get_attribute("#bag-0", "aria-selected") == "true"
+    shown = page.locator(".bag .score").all_inner_texts()
+    assert shown == sorted(shown, reverse=True)
+    assert len(shown) == table.split.count("test")
+
+
+def test_the_list_has_thumbnails(served, watched):
+    page = watched.open(served.address)
+    page.wait_for_function("() => document.querySelector('.bag img').naturalWidth > 0")
+    first = page.get_attribute(".bag img", "src")
+    number = served.viewer.table.number[page.inner_text(".bag .name")]
+    assert first == f"api/bags/{number}/thumbnail"
+    with Image.open(io.BytesIO(served.viewer.thumbnail(number))) as found:
+        assert max(found.size) == 96
+        whole = served.viewer.pictures.jpeg(number, 7, 0, 0)
+        with Image.open(io.BytesIO(whole)) as picture:
+            expected = np.asarray(picture.resize(found.size, Image.Resampling.BOX), dtype=int)
+        assert np.abs(np.asarray(found, dtype=int) - expected).mean() < 12
 
 
 def test_heat_follows_threshold_opacity_and_model(served, watched):
@@ -404,17 +459,17 @@ def test_the_page_comes_back_as_it_was(served, watched):
 def test_both_schemes_and_small_windows_hold_everything(served, browser, scheme):
     watched = Watched(browser, color_scheme=scheme)
     page = watched.open(served.address)
-    page.keyboard.press("j")
-    wait_for_bag(page, served.viewer.table.bag_id[0])
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (max(map(int, ground[4:-1].split(","))) < 128) == (scheme == "dark")
     page.keyboard.press("t")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != ground
-    for width, height in ((1280, 800), (1024, 700)):
+    for width, height in ((1280, 800), (1024, 700), (420, 800)):
         page.set_viewport_size({"width": width, "height": height})
         size = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
         assert size == [width, height]
-        for name in ("#help-button", "#next-page", "#legend", "#zoom-in", "#show-labels"):
+        if width < 760:
+            page.click("#menu")  # the settings are behind it
+        for name in ("#help-button", "#next-page", "#legend", "#zoom-in", "#mark-undo", "#show-labels"):
             box = page.locator(name).bounding_box()
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= width
@@ -428,13 +483,13 @@ def test_both_schemes_and_small_windows_hold_everything(served, browser, scheme)
     assert watched.wrong == []
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1000, 480), (800, 700), (700, 700)])
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1000, 480), (800, 700), (700, 700), (420, 800)])
 def test_the_heading_of_a_bag_is_whole_in_narrow_windows(hostile, watched, width, height):
     watched.page.set_viewport_size({"width": width, "height": height})
     page = watched.open(hostile.address)
-    for name in sorted(HOSTILE):
-        page.keyboard.press("j")
-        wait_for_bag(page, name)
+    list_by_name(page)
+    for place, name in enumerate(sorted(HOSTILE)):
+        click_bag(page, place, name)
         cut = page.evaluate(
             """() => {
               const heading = document.getElementById('heading'), room = heading.getBoundingClientRect();
@@ -464,8 +519,6 @@ def fits(page):
 
 def test_a_fitted_picture_stays_fitted_and_another_stays_where_it_is(hostile, watched):
     page = watched.open(hostile.address)
-    page.keyboard.press("j")
-    wait_for_bag(page, sorted(HOSTILE)[0])
     show_all(page)
     page.set_viewport_size({"width": 900, "height": 420})
     assert fits(page)
@@ -479,10 +532,10 @@ def test_a_fitted_picture_stays_fitted_and_another_stays_where_it_is(hostile, wa
 def test_hostile_names_are_shown_as_text(hostile, watched):
     page = watched.open(hostile.address)
     assert "token" not in page.url
+    list_by_name(page)
     assert page.locator(".bag .name").all_inner_texts() == sorted(HOSTILE)
-    for name in sorted(HOSTILE):
-        page.keyboard.press("j")
-        wait_for_bag(page, name)
+    for place, name in enumerate(sorted(HOSTILE)):
+        click_bag(page, place, name)
         page.keyboard.press("n")
         page.wait_for_function(
             "name => document.querySelector('#details dl')?.textContent.includes(`${name} tile`)", arg=name
@@ -498,18 +551,19 @@ def test_hostile_names_are_shown_as_text(hostile, watched):
 
 def test_a_late_answer_does_not_put_one_bag_under_the_name_of_another(hostile, watched):
     page = watched.open(hostile.address)
+    list_by_name(page)
     first, second = (hostile.viewer.table.number[name] for name in sorted(HOSTILE)[:2])
+    click_bag(page, 5, sorted(HOSTILE)[5])
     waiting = []
 
     def hold(route):
         waiting.append(route)
 
     page.route(f"**/api/bags/{first}/dzi", hold)
-    page.keyboard.press("j")
+    page.click("#bag-0")
     while not waiting:
         page.wait_for_timeout(20)
-    page.keyboard.press("j")
-    wait_for_bag(page, sorted(HOSTILE)[1])
+    click_bag(page, 1, sorted(HOSTILE)[1])
     page.wait_for_timeout(500)  # its tiles are drawn
     before = pixels(page, "#picture canvas")
     waiting[0].continue_()
@@ -525,8 +579,10 @@ def test_a_late_answer_does_not_put_one_bag_under_the_name_of_another(hostile, w
 def test_trouble_is_said_on_the_page(hostile, browser):
     watched = Watched(browser)
     page = watched.open(hostile.address)
+    list_by_name(page)
+    click_bag(page, 5, sorted(HOSTILE)[5])
     page.route("**/api/bags/*/scores*", lambda route: route.abort())
-    page.keyboard.press("j")
+    page.click("#bag-0")
     page.wait_for_selector("#problem:not([hidden])")
     assert "does not answer" in page.inner_text("#problem-text")
     page.unroute("**/api/bags/*/scores*")
