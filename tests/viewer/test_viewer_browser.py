@@ -2,13 +2,14 @@
 
 import base64
 import io
+import json
 import shutil
 import threading
 
 import numpy as np
 import pytest
 from PIL import Image
-from tests.viewer.viewer_runs import HOSTILE, write_cohort, write_run
+from tests.viewer.viewer_runs import HOSTILE, write_cohort, write_overlapping, write_run
 
 from its2clr.cohort.tiles import decode
 from its2clr.run.scores import Model, RunScores
@@ -590,3 +591,191 @@ def test_trouble_is_said_on_the_page(hostile, browser):
     wait_for_bag(page, sorted(HOSTILE)[1])
     assert not page.is_visible("#problem")
     watched.context.close()
+
+
+@pytest.fixture
+def overlapping(tmp_path):
+    """Slides with an annotation, cut into tiles that overlap; may be marked."""
+    server = Served(write_run(tmp_path / "run", write_overlapping(tmp_path / "cohort"), features=False))
+    yield server
+    server.stop()
+
+
+def lines(page, colour):
+    """Where the marks are drawn in a colour: rows, columns of the picture's element."""
+    found = pixels(page, "#marks").astype(int)
+    return (np.abs(found[..., :3] - np.array(colour)).sum(axis=-1) < 12) & (found[..., 3] > 250)
+
+
+def test_an_outline_leaves_what_it_points_at_in_sight(served, watched):
+    number, name = first_of(served, "test")
+    page = watched.open(f"{served.address}#bag={number}")
+    wait_for_bag(page, name)
+    page.uncheck("#show-truth")
+    bag, scores = served.viewer.bag(number), served.viewer.shown.run.bag(name)
+    middle = float(f"{np.sort(scores.instances)[len(scores.instances) // 2]:.2f}")
+    set_slider(page, "threshold", middle)
+    assert heat(page).any()
+    page.keyboard.press("i")
+    assert page.is_checked("#show-outline")
+    assert page.is_disabled("#opacity")
+    assert not heat(page).any()
+    assert page.is_visible("#outline-key")
+    drawn, outline = pixels(page, "#marks"), lines(page, (0xFF, 0xE6, 0))
+    assert outline.any()
+    corner = page.locator("#picture").bounding_box()
+    side = bag["side"] * min(corner["width"] / bag["width"], corner["height"] / bag["height"])
+    for instance, probability in enumerate(scores.instances):
+        if probability < middle:
+            continue
+        x, y = (round(a - b) for a, b in zip(place_of(page, bag, instance), (corner["x"], corner["y"]), strict=True))
+        half = int(side / 2) - 1
+        assert not drawn[y - half : y + half, x - half : x + half].any()  # nothing lies on the tile
+    page.keyboard.press("h")
+    assert not pixels(page, "#marks").any()
+
+
+def test_an_annotation_is_drawn_as_the_person_drew_it(overlapping, watched):
+    page = watched.open(f"{overlapping.address}#bag=1")
+    wait_for_bag(page, "s1")
+    page.uncheck("#show-heat")
+    wait_for_text(page, "#truth-name", "annotation")
+    corner = page.locator("#picture").bounding_box()
+    scale = min(corner["width"], corner["height"]) / 192
+    middle = corner["width"] / 2, corner["height"] / 2
+    cyan = lines(page, (0, 0xF0, 0xFF))
+    y, x = np.nonzero(cyan)
+    distance = np.hypot(x - middle[0], y - middle[1]) / scale
+    assert cyan.sum() > 200
+    assert np.abs(distance - 40).max() < 1.5  # on the circle, and no tile box anywhere
+    assert len(np.unique((np.arctan2(y - middle[1], x - middle[0]) * 8).round())) > 45  # all around
+
+
+def test_without_the_annotation_the_tiles_are_outlined_together(overlapping, watched):
+    (overlapping.viewer.shown.path.parent / "cohort" / "3.geojson").unlink()
+    page = watched.open(f"{overlapping.address}#bag=3")
+    wait_for_bag(page, "s3")
+    page.uncheck("#show-heat")
+    wait_for_text(page, "#truth-name", "ground truth (tiles)")
+    assert "does not exist" in page.get_attribute("#truth-name", "title")
+    bag = overlapping.viewer.bag(3)
+    corner = page.locator("#picture").bounding_box()
+    scale = min(corner["width"], corner["height"]) / 192
+    covered = np.zeros((192, 192), dtype=bool)
+    for (left, top), truth in zip(bag["coords"], bag["truth"], strict=True):
+        if truth == 1:
+            covered[top : top + 64, left : left + 64] = True
+    y, x = np.nonzero(lines(page, (0, 0xF0, 0xFF)))
+    left, top = (corner["width"] - 192 * scale) / 2, (corner["height"] - 192 * scale) / 2
+    inside = covered[
+        np.clip(((y - top) / scale).astype(int), 0, 191), np.clip(((x - left) / scale).astype(int), 0, 191)
+    ]
+    assert len(x) > 200
+    beyond = (x < left) | (y < top) | (x >= left + 192 * scale) | (y >= top + 192 * scale)
+    assert not (inside & ~beyond).any()  # no line between tiles that overlap
+
+
+def test_tiles_and_areas_are_marked_and_saved(overlapping, watched):
+    page = watched.open(f"{overlapping.address}#bag=1")
+    wait_for_bag(page, "s1")
+    page.uncheck("#show-truth")
+    bag = overlapping.viewer.bag(1)
+    page.click("#mark-positive")
+    assert page.get_attribute("#mark-positive", "aria-pressed") == "true"
+    page.mouse.click(*place_of(page, bag, 0))
+    page.wait_for_function("() => document.getElementById('mark-count').textContent.includes('1 positive')")
+    chosen = [n for n, one in enumerate(overlapping.viewer.marked(1)["instances"]) if one == 1]
+    assert len(chosen) == 1
+    page.keyboard.press("2")
+    assert page.get_attribute("#mark-negative", "aria-pressed") == "true"
+    before = heat(page)
+    corner = page.locator("#picture").bounding_box()
+    scale = min(corner["width"], corner["height"]) / 192
+    left = corner["x"] + (corner["width"] - 192 * scale) / 2
+    top = corner["y"] + (corner["height"] - 192 * scale) / 2
+    page.mouse.move(left + 100 * scale, top + 100 * scale)
+    page.mouse.down()
+    for x, y in ((185, 100), (185, 185), (100, 185), (101, 103)):
+        page.mouse.move(left + x * scale, top + y * scale, steps=4)
+    page.mouse.up()
+    page.wait_for_function("() => / [1-9] negative/.test(document.getElementById('mark-count').textContent)")
+    np.testing.assert_array_equal(heat(page), before)  # the picture did not move
+    assert lines(page, (0x37, 0xA0, 0xFF)).any()
+    path = overlapping.viewer.marks.folder / "s1.geojson"
+    features = json.loads(path.read_text())["features"]
+    assert [one["properties"]["classification"]["name"] for one in features] == [
+        "Confirmed positive", "Confirmed negative",
+    ]  # fmt: skip
+    drawn = np.array(features[1]["geometry"]["coordinates"][0])
+    np.testing.assert_allclose([drawn.min(axis=0), drawn.max(axis=0)], [[100, 100], [185, 185]], atol=2)
+    page.keyboard.press("Escape")
+    assert page.get_attribute("#mark-negative", "aria-pressed") == "false"
+    page.mouse.click(*place_of(page, bag, 0))
+    page.wait_for_function("() => document.querySelector('#details h2').textContent.startsWith('Instance')")
+    page.keyboard.press("u")
+    wait_for_text(page, "#mark-count", "Marked tiles: 1 positive, 0 negative.")
+    page.keyboard.press("3")
+    page.keyboard.press("Enter")  # erases the mark of the chosen instance
+    wait_for_text(page, "#mark-count", "")
+    page.reload()
+    wait_for_bag(page, "s1")
+    page.click("#mark-undo")
+    wait_for_text(page, "#mark-count", "Marked tiles: 1 positive, 0 negative.")
+
+
+def test_a_narrow_window_is_enough_for_everything(served, browser):
+    watched = Watched(browser, has_touch=True)
+    watched.page.set_viewport_size({"width": 420, "height": 800})
+    page = watched.open(served.address)
+    name = most_suspicious(served.viewer.table, "test")
+    wait_for_bag(page, name)
+    assert page.is_visible("#picture")
+    assert not page.is_visible("#bags")
+    page.tap("#pane-bags")
+    assert page.is_visible("#bags")
+    assert not page.is_visible("#picture")
+    other = page.locator(".bag .name").nth(1).inner_text()
+    page.tap("#bag-1")
+    wait_for_bag(page, other)
+    assert page.is_visible("#picture")
+    page.tap("#pane-details")
+    assert page.is_visible("#details h2")
+    page.tap("#details .gallery button")
+    page.wait_for_function("() => document.querySelector('#details h2').textContent.startsWith('Instance')")
+    assert not page.is_visible("#threshold")
+    page.tap("#menu")
+    page.wait_for_selector("#threshold:visible")
+    for selector in ("#model", "#threshold", "#show-outline", "#menu"):
+        box = page.locator(selector).bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 420
+    assert page.evaluate("document.documentElement.scrollWidth") == 420
+    watched.context.close()
+    assert watched.wrong == []
+
+
+def test_predictions_are_looked_at_like_a_run(evaluated_run, tiny_cohort, tmp_path, watched):
+    from its2clr.predict.new_bags import predict
+
+    predicted = predict(evaluated_run, tiny_cohort, tmp_path / "predicted", quiet=True)
+    server = Served(tmp_path / "predicted")
+    page = watched.open(server.address)
+    bags = predicted.bags.set_index("bag_id")
+    name = page.inner_text("#heading h1")
+    of_test = [bag for bag in server.viewer.table.bags if bag.split == "test"]
+    assert name == max((bag.bag_id for bag in of_test), key=lambda bag_id: bags["probability"][bag_id])
+    show_all(page)
+    assert f"{bags['probability'][name]:.3f}" in page.inner_text("#heading .badge:last-child")
+    assert page.is_disabled("#round")
+    assert not page.is_visible("#no-labels")
+    number = server.viewer.table.number[name]
+    bag, corner = server.viewer.bag(number), page.locator("#picture").bounding_box()
+    expected = predicted.instances.query("bag_id == @name")["probability"].to_numpy()
+    viridis, shown = served_colours(page), heat(page)
+    for instance, probability in enumerate(expected):
+        x, y = place_of(page, bag, instance)
+        found = shown[round(y - corner["y"]), round(x - corner["x"])].tolist()
+        assert found == [*viridis[round(probability * 255)], 255]
+    page.mouse.click(*place_of(page, bag, 2))
+    page.wait_for_selector("#details h3:has-text('Neighbours') + div >> text=predictions hold no features")
+    server.stop()

@@ -1,5 +1,6 @@
 """The command that shows a run, predictions, or new slides in the browser."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -84,5 +85,5 @@ def _predicted(
     scale = None if default_mpp is None else MicronsPerPixel(default_mpp)
     found = predict(model, inputs, place, default_mpp=scale, workers=workers, overrides=overrides, quiet=False)
     say("\n".join(found.lines()))
-    say(f"to look at them again: its2clr view {place}")
+    say(f"to look at them again: {shlex.join(['its2clr', 'view', str(place)])}")
     return place

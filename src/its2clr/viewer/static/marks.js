@@ -71,7 +71,7 @@ export class Marking {
     const found = this.overlay.marked;
     const of = (label) => found.instances.filter((one) => one === label).length.toLocaleString("en");
     const any = found && (found.positive.length || found.negative.length);
-    byId("mark-count").textContent = any ? `Marked: ${of(1)} tiles positive, ${of(0)} negative.` : "";
+    byId("mark-count").textContent = any ? `Marked tiles: ${of(1)} positive, ${of(0)} negative.` : "";
     byId("mark-count").title = found?.file ?? "";
     const sense = { positive: "as positive", negative: "as negative", none: "as not marked" }[this.tool];
     byId("mark-hint").textContent = this.tool ? `Click a tile, or draw around an area, to mark it ${sense}.` : "";
