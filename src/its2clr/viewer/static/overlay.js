@@ -8,6 +8,7 @@ const TRUTH = "#00f0ff";
 const CHOSEN = "#ff2bd6";
 const CALLED = "#ffe600";
 const MARKED = { positive: ["#ff7a1a", []], negative: ["#37a0ff", [9, 6]] };
+const LINE = 4;
 const SMALLEST_MARKED = 9;
 
 export class Overlay {
@@ -114,7 +115,9 @@ export class Overlay {
   drawCalled(context, squares, ratio) {
     const probability = this.scores?.probability;
     if (!probability) return;
-    this.drawAround(context, squares.filter(([n]) => probability[n] >= this.threshold), CALLED, ratio);
+    const called = squares.filter(([n]) => probability[n] >= this.threshold);
+    const beside = this.showTruth && this.bag.truth && !this.annotation; // two outlines of tiles lie side by side
+    this.drawAround(context, called, CALLED, ratio, beside ? LINE : 0);
   }
 
   /** The person's own polygons where they are known, else the outline of the tiles that count as positive. */
@@ -126,17 +129,18 @@ export class Overlay {
 
   /**
    * The outline of what squares cover together, also where they overlap: all of them, a little larger, less all of them.
+   * It lies outside them, at some distance.
    */
-  drawAround(context, squares, style, ratio) {
+  drawAround(context, squares, style, ratio, distance = 0) {
     if (!squares.length) return;
     const { layer } = this;
     [layer.width, layer.height] = [context.canvas.width, context.canvas.height]; // also clears it
     const pen = layer.getContext("2d");
     const fill = (wider) => {
-      const by = Math.round(wider * ratio);
+      const by = Math.round((distance + wider) * ratio);
       for (const [, left, top, across, down] of squares) pen.fillRect(left - by, top - by, across + 2 * by, down + 2 * by);
     };
-    for (const [wider, colour_] of [[4, DARK], [3, style], [1, DARK]]) {
+    for (const [wider, colour_] of [[LINE, DARK], [LINE - 1, style], [1, DARK]]) {
       pen.fillStyle = colour_;
       fill(wider);
     }
@@ -151,9 +155,9 @@ export class Overlay {
       const polygons = this.marked?.[sense];
       if (!polygons?.length) continue;
       const path = polygonPath(polygons, view);
-      context.fillStyle = `${style}2e`;
+      context.fillStyle = `${style}1f`;
       context.fill(path, "evenodd");
-      strokeTwice(context, path, style, ratio, dashes);
+      strokeTwice(context, path, style, ratio, dashes, 3);
     }
     if (this.drawing.length > 1) strokeTwice(context, polygonPath([[this.drawing]], view), CHOSEN, ratio);
   }
@@ -222,9 +226,9 @@ function polygonPath(polygons, view) {
 }
 
 /** A bright line on a dark one, seen on any ground. */
-function strokeTwice(context, path, style, ratio, dashes = []) {
+function strokeTwice(context, path, style, ratio, dashes = [], width = 2) {
   context.lineJoin = "round";
-  for (const [line, colour_] of [[4, DARK], [2, style]]) {
+  for (const [line, colour_] of [[width + 2, DARK], [width, style]]) {
     context.lineWidth = line * ratio;
     context.strokeStyle = colour_;
     context.setLineDash(colour_ === DARK ? [] : dashes.map((length) => length * ratio));
