@@ -4,7 +4,7 @@ import yaml
 from its2clr.aggregators import create_aggregator
 from its2clr.config import RunConfig
 from its2clr.errors import InputError
-from its2clr.settings import config_difference, read_recipe, recipe_names, resolve_config
+from its2clr.settings import config_difference, read_recipe, recipe_names, recipe_title, resolve_config
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -90,6 +90,8 @@ def test_overrides_as_text_and_as_mapping():
         (["refine.epoch=7"], "refine.epoch: unknown key, did you mean 'epochs'"),
         (["refine.views.brightnes=0.1"], "did you mean 'brightness'"),
         (["refin.epochs=7"], "did you mean 'refine'"),
+        (["retraining=3"], "retraining: unknown key, did you mean 'evaluation.retrainings'"),
+        (["refine.retrainings=3"], "did you mean 'evaluation.retrainings'"),
         (["aggregator.learningrate=1"], "did you mean 'learning_rate'"),
         (["refine.threshold=1.5"], "refine.threshold"),
         (["refine.epochs=many"], "refine.epochs"),
@@ -132,3 +134,10 @@ def test_difference_names_keys_but_not_the_device():
     config = resolve_config("demo")
     other = resolve_config("demo", ["refine.epochs=3", "engine.accelerator=cpu"])
     assert config_difference(config, other) == [f"refine.epochs: {config.refine.epochs} -> 3"]
+
+
+def test_every_recipe_says_what_it_is_for():
+    titles = {name: recipe_title(name) for name in recipe_names()}
+    assert titles["standard"] == "Settings for a cohort that nobody tuned for"
+    assert titles["features"].endswith("refined through a residual adapter in minutes on a CPU")
+    assert all(10 < len(title) < 130 and "\n" not in title for title in titles.values())

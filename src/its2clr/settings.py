@@ -1,7 +1,10 @@
 """Makes settings from a recipe and `key=value` overrides; the error for an unknown key gives the closest known one."""
 
 import copy
+import difflib
+import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -17,11 +20,20 @@ from its2clr.files import damage_said
 from its2clr.wording import did_you_mean
 
 _MOST_VALUES = 10_000
+_ALIKE = 0.8
+"""From which likeness on a word is taken for a misspelt key, also of another section."""
 
 
 def recipe_names() -> list[str]:
     """Names of the recipes in the package."""
     return sorted(p.name[:-5] for p in resources.files("its2clr.recipes").iterdir() if p.name.endswith(".yaml"))
+
+
+def recipe_title(name: str) -> str:
+    """What a recipe is for: the first sentence of its file."""
+    lines = resources.files("its2clr.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
+    return re.split(r"(?<=[A-Za-z)\d])[.:](?:\s|$)", comment, maxsplit=1)[0]
 
 
 def read_recipe(recipe: str | Path) -> dict[str, Any]:
@@ -179,4 +191,17 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str) -> str:
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             break
         model = annotation
-    return f"{key}: unknown key{did_you_mean(str(location[-1]), model.model_fields, else_list=True)}"
+    wrong = str(location[-1])
+    elsewhere = _keys_like(wrong)
+    own = difflib.get_close_matches(wrong.lower(), model.model_fields, n=1, cutoff=_ALIKE)
+    if elsewhere and not own:
+        return f"{key}: unknown key, did you mean {' or '.join(map(repr, elsewhere))}?"
+    return f"{key}: unknown key{did_you_mean(wrong, model.model_fields, else_list=True)}"
+
+
+def _keys_like(wrong: str) -> list[str]:
+    """Dotted keys of all sections whose last word is much like this one."""
+    keys = list(settings_by_key(RunConfig()))
+    last = {key: key.rpartition(".")[2] for key in keys}
+    close = difflib.get_close_matches(wrong.lower(), set(last.values()), n=1, cutoff=_ALIKE)
+    return [key for key in keys if last[key] in close]

@@ -15,7 +15,7 @@ from its2clr.cohort import Cohort, examine, load_tiles
 from its2clr.cohort.features.feature_cohort import pack_features
 from its2clr.cohort.features.feature_file import FeatureFile, write_feature_file
 from its2clr.cohort.features.feature_manifest import read_feature_manifest
-from its2clr.cohort.features.layouts import PlacedFeatures, read_foreign_features
+from its2clr.cohort.features.layouts import PlacedFeatures, read_foreign_features, read_header
 from its2clr.cohort.features.tile_grids import FeatureProblem
 from its2clr.errors import InputError
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_used_says_why(tmp_path: Path, features: NDArray[np.float
     torch.save({"weights": [1, 2]}, tmp_path / "weights.pt")
     refused("weights.pt", "no tensor of features")
     torch.save(Path, tmp_path / "pickled.pt")
-    refused("pickled.pt", "cannot be read as a file of tensors")
+    refused("pickled.pt", "holds Python objects|cannot be read as a file of tensors; it is damaged")
 
 
 def write_labels(path: Path, rows: list[str], header: str = "bag_id,label,split,group") -> Path:
@@ -220,8 +220,11 @@ def test_tables_and_folders_that_are_wrong(tmp_path: Path, features: NDArray[np.
     with pytest.raises(InputError, match=r"different numbers of features: 5 in 1 files, such as .*d\.h5; 8 in 3 files"):
         pack_features(read_feature_manifest(labels, folder), tmp_path / "cohort")
     (folder / "d.h5").unlink()
-    with pytest.raises(InputError, match=r"bags of each class|both classes|groups|too few"):
-        pack_features(read_feature_manifest(labels, folder), tmp_path / "cohort")
+    more = write_labels(
+        tmp_path / "more.csv", [f"{name},{name in 'bd':d},p" for name in "abcdef"], "bag_id,label,group"
+    )
+    with pytest.raises(InputError, match=r"without dividing a group"):
+        pack_features(read_feature_manifest(more, folder), tmp_path / "cohort")
     wrong = write_labels(tmp_path / "wrong.csv", ["a,0,2000", "b,1,"], "bag_id,label,mpp")
     with pytest.raises(InputError, match="row 2: mpp is '2000'"):
         read_feature_manifest(wrong, folder)
@@ -252,3 +255,17 @@ def test_the_slide_gives_scale_and_is_checked(tmp_path: Path, features: NDArray[
     assert Path(tiles.source).name == "right.tiff"
     problem = pd.read_csv(tmp_path / "cohort" / "problems.csv")["problem"].item()
     assert "its slide has 128 x 128 px" in problem
+
+
+def test_what_is_no_feature_file_is_called_what_it_is(tmp_path: Path, features: NDArray[np.float32]) -> None:
+    torch.save({"features": features}, tmp_path / "numpy.pt")
+    with pytest.raises(FeatureProblem, match=r"holds NumPy arrays, .* never read; .*torch\.save") as refused:
+        read_foreign_features(tmp_path / "numpy.pt")
+    assert "weights_only" not in str(refused.value)
+    (tmp_path / "damaged.pt").write_bytes(b"PK")
+    with pytest.raises(FeatureProblem, match=r"damaged, or not written by torch\.save"):
+        read_header(tmp_path / "damaged.pt")
+    for name, what in (("case.svs", "a slide or an image"), ("case.png", "an image")):
+        (tmp_path / name).write_bytes(b"II*\0")
+        with pytest.raises(FeatureProblem, match=f"is {what}, and features are expected .* first extract them"):
+            read_header(tmp_path / name)

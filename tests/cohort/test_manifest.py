@@ -108,7 +108,7 @@ def test_wrong_instances_are_named_by_file_and_row(write, change, row, message):
         (BAGS.replace("c1,0,pe,test", "c1,1,pe,test"), "split 'test' has no bag with label 0"),
         (BAGS.replace(",val", ",train"), "no bag is in split 'val'"),
         (BAGS.replace(",val", ",test").replace(",train", ",test"), "--unlabelled packs bags"),
-        ("bag_id,label\na1,0\n", "no bag has label 1"),
+        (BAGS.replace(",1,", ",0,").replace(",split", ",x"), "no bag has label 1"),
         ("bag_id,label\n", "no bags below the header"),
         ("", "first row must name the columns"),
     ],

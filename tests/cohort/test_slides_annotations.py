@@ -104,7 +104,7 @@ class TestAsap:
 
     def test_unknown_groups_are_named(self, tmp_path):
         path = asap(tmp_path, ("Tumor", SQUARE), ("Stroma", FAR), ("None", INNER))
-        with pytest.raises(InputError, match=r"a\.xml: .*\(no class\), 'Stroma'; name the classes"):
+        with pytest.raises(InputError, match=r"a\.xml: .*'Stroma', \(no class\); name the classes"):
             read_annotations(path)
 
     def test_classes_say_what_counts(self, tmp_path):
@@ -474,3 +474,43 @@ def test_instance_labels():
     assert instance_labels(shares).dtype == np.int8
     with pytest.raises(InputError, match="minimum_share"):
         instance_labels(shares, 50)
+
+
+class TestChoosing:
+    """Layers and objects that have no class of their own are chosen by what the program calls them."""
+
+    @pytest.mark.parametrize("wanted", ["Layer 2", "layer 2", "2", "Id 2"])
+    def test_a_layer_by_the_name_of_the_program_or_its_id(self, tmp_path, wanted):
+        path = imagescope(tmp_path, ("Layer 1", [(SQUARE, 0)]), ("Layer 2", [(FAR, 0)]))
+        assert read_annotations(path, classes=[wanted]).tumour.area == 2500
+
+    def test_a_layer_without_a_name_by_its_id(self, tmp_path):
+        path = imagescope(tmp_path, ("", [(SQUARE, 0)]), ("", [(FAR, 0)]))
+        annotations = read_annotations(path, classes=["2"])
+        assert annotations.tumour.area == 2500
+        assert annotations.notes == ("classes that do not count as tumour: Id 1",)
+        assert read_annotations(path).notes == ("no annotation has a class; all count as tumour (Id 1, Id 2)",)
+
+    def test_a_name_goes_before_an_id(self, tmp_path):
+        path = imagescope(tmp_path, ("2", [(SQUARE, 0)]), ("Necrosis", [(FAR, 0)]))
+        assert read_annotations(path, classes=["2"]).tumour.area == 10000
+
+    def test_the_error_says_how_to_choose(self, tmp_path):
+        path = imagescope(tmp_path, ("Layer 1", [(SQUARE, 0)]), ("Necrosis", [(FAR, 0)]))
+        with pytest.raises(InputError, match=r"'Layer 1' \(Id 1\), 'Necrosis' \(Id 2\); .* with --class"):
+            read_annotations(path)
+
+    def test_a_group_of_asap_by_its_own_name_or_its_parents(self, tmp_path):
+        groups = '<Group Name="macro" PartOfGroup="Tumor"/><Group Name="Tumor" PartOfGroup="None"/>'
+        path = asap(tmp_path, ("macro", SQUARE), ("Tumor", FAR), groups=groups)
+        assert read_annotations(path, classes=["macro"]).tumour.area == 10000
+        assert read_annotations(path, classes=["Tumor"]).tumour.area == 12500
+
+    def test_objects_of_qupath_without_a_class(self, tmp_path):
+        named = feature("Polygon", [ring(FAR)])
+        named["properties"]["name"] = "lesion A"
+        bare = feature("Polygon", [ring(INNER)])
+        path = geojson(tmp_path, [feature("Polygon", [ring(SQUARE)], "Stroma"), named, bare])
+        assert read_annotations(path, classes=["Lesion a"]).tumour.area == 2500
+        assert read_annotations(path, classes=["(no class)"]).tumour.area == 2500
+        assert read_annotations(path, classes=["(no class)", "lesion A"]).tumour.area == 5000

@@ -9,9 +9,11 @@ from PIL import Image
 from tests.cohort.slide_files import draw, write_plain
 
 from its2clr.cohort import Cohort, read_tiles, tile_path
-from its2clr.cohort.slides import SlideSettings, read_slide_manifest
+from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
+from its2clr.cohort.slides.classes import check_chosen_classes
 from its2clr.cohort.slides.one_slide import finished, pack_slide
 from its2clr.cohort.tiles import decode
+from its2clr.errors import InputError
 
 SETTINGS = SlideSettings(mpp=0.5, tile_size=64, min_saturation=0.0)
 OUTLINE = [[64, 0], [160, 0], [160, 128], [64, 128], [64, 0]]
@@ -181,3 +183,40 @@ def test_a_cohort_with_annotations_has_instance_labels(manifest, tmp_path, monke
     cohort = Cohort.open(tmp_path / "out")
     assert cohort.has_instance_labels
     assert (cohort.instance_labels() == 1).sum() == 4
+
+
+def test_a_class_that_is_nowhere_is_refused_before_tiling(manifest, tmp_path):
+    slides = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn")
+    slides.slides[1].annotation.write_text(geojson("DCIS"))
+    message = (
+        "--class 'DCSI' is in none of the annotations, did you mean 'DCIS'[?] of 1 annotations there is 'DCIS' in 1"
+    )
+    with pytest.raises(InputError, match=message):
+        pack_slides(slides, tmp_path / "out", replace(SETTINGS, classes=("DCIS", "DCSI")), workers=1)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match=r"in 1 annotations: 'DCIS' in 1\); name those that count with --class"):
+        pack_slides(slides, tmp_path / "out", SETTINGS, workers=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_values_of_a_mask_are_classes_too(manifest, tmp_path):
+    rows = manifest.read_text().replace("one.geojson", "one.png")
+    manifest.write_text(rows)
+    mask = np.zeros((192, 256), np.uint8)
+    mask[:64, :64], mask[64:128, :64] = 1, 2
+    Image.fromarray(mask).save(manifest.parent / "drawn" / "one.png")
+    slides = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn")
+    with pytest.raises(InputError, match=r"--class '3' is in none .* there is '1' in 1, '2' in 1"):
+        check_chosen_classes(slides.slides, ["1", "3"])
+    check_chosen_classes(slides.slides, ["2"])
+
+
+def test_a_positive_slide_without_any_tumour_is_unknown_not_negative(manifest, tmp_path):
+    slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides[1]
+    slide.annotation.write_text(geojson("Stroma"))
+    notes = pack_slide(slide, tmp_path / "out", replace(SETTINGS, classes=("Tumor",))).notes
+    assert notes[0].startswith("nothing of its annotation counts as tumour")
+    assert np.unique(labels_of(tmp_path / "out", "1")).tolist() == [-1]
+    negative = replace(slide, unannotated=0)
+    assert pack_slide(negative, tmp_path / "out", replace(SETTINGS, classes=("Tumor",))).left_out == ()
+    assert np.unique(labels_of(tmp_path / "out", "1")).tolist() == [0]

@@ -338,8 +338,8 @@ def test_slides_without_labels(slides, tmp_path, scheduler):
 def test_a_wrong_manifest_is_refused_as_a_whole(slides):
     text = slides.read_text()
     slides.write_text(text.replace("file,", "slide,"))
-    with pytest.raises(InputError, match="column 'file' is missing"):
-        read_slide_manifest(slides)
+    with pytest.raises(InputError, match=r"column 'file' is missing, and no slide in .* with --slides-root"):
+        read_slide_manifest(slides, slides_root=slides.parent / "elsewhere")
     slides.write_text("bag_id,file,label,mpp\na,train-0.tif,0,fine\nb,train-1.tif,2,896\nc,,1,0.5\n")
     with pytest.raises(InputError) as error:
         read_slide_manifest(slides)
@@ -373,3 +373,17 @@ def test_nothing_answers_at_the_address(slides, tmp_path, monkeypatch):
     monkeypatch.setattr("its2clr.cohort.slides.cluster._CONNECT_SECONDS", 1)
     with pytest.raises(InputError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9"):
         pack_slides(read_slide_manifest(slides), tmp_path / "out", SETTINGS, scheduler="tcp://127.0.0.1:9")
+
+
+def test_margins_that_hold_no_tile_are_seen_in_the_picture(slides, tmp_path):
+    pixels = np.full((250, 330, 3), 120, np.uint8)
+    pixels[..., 0] = 200
+    write_plain(slides.parent / "train-0.tif", pixels, mpp=0.5)
+    slide = read_slide_manifest(slides).slides[0]
+    pack_slide(slide, tmp_path / "out", replace(SETTINGS, mpp=0.5, tile_size=64, min_saturation=0.0))
+    picture = np.asarray(Image.open(tmp_path / "out" / "overviews" / "train-0.png"))
+    assert picture.shape == (250, 330, 3)
+    veiled = picture[200, 325]  # right of the last column; below the last row:
+    assert (picture[245, :].reshape(-1, 3) == veiled).all()
+    assert (picture[:, 325].reshape(-1, 3) == veiled).all()
+    assert (veiled < 255).any()

@@ -6,15 +6,19 @@ from typing import Annotated, Any, Literal
 import typer
 
 from its2clr.cli.options import (
+    AnnotationMppOption,
+    AnnotationsRootOption,
     DefaultMppOption,
     FractionsOption,
     ImagesRootOption,
     NewCohortArgument,
+    PositiveOption,
     QualityOption,
     ResizeOption,
     SeedOption,
     SetOption,
     SizeOption,
+    SlidesRootOption,
     TileSizeOption,
     UnlabelledOption,
     WorkersOption,
@@ -27,12 +31,15 @@ EncodingName = Literal["jpeg", "png"]
 
 
 def images(
-    manifest: Annotated[Path, typer.Argument(help="CSV with bag_id, label and path (a folder of images).")],
+    manifest: Annotated[
+        Path, typer.Argument(help="CSV with bag_id, label and path (a folder of images); or a folder of such folders.")
+    ],
     out: NewCohortArgument,
     instances: Annotated[
         Path | None, typer.Option(help="CSV with bag_id, file and, if known, label of each image, instead of paths.")
     ] = None,
     images_root: ImagesRootOption = None,
+    positive: PositiveOption = None,
     unlabelled: UnlabelledOption = False,
     tile_size: Annotated[
         int | None,
@@ -49,10 +56,17 @@ def images(
     seed: SeedOption = 0,
     workers: WorkersOption = None,
 ) -> None:
-    """Pack bags of ordinary images. Every image is checked; those that cannot be read are listed in problems.csv."""
-    from its2clr.cohort import pack_images, read_manifest
+    """Pack bags of ordinary images. Every image is checked; those that cannot be read are listed in problems.csv.
 
-    bags = read_manifest(manifest, instances, images_root, labelled=not unlabelled)
+    A folder in place of MANIFEST holds one folder of images per bag; its bags have no labels, and can be predicted.
+    """
+    from its2clr.cohort import pack_images, read_manifest
+    from its2clr.predict.new_cohort import images_of_folder
+
+    if manifest.is_dir():
+        bags = images_of_folder(manifest)
+    else:
+        bags = read_manifest(manifest, instances, images_root, labelled=not unlabelled, positive=positive or [])
     with progress("pack", len(bags.bags), "bags") as bar:
         summary = pack_images(
             bags,
@@ -72,10 +86,12 @@ def images(
         f"{summary.n_skipped} were there; left out: {summary.n_images_left_out} images, "
         f"{len(summary.bags_left_out)} bags" + (" (problems.csv says why)" if summary.n_images_left_out else "")
     )
+    for line in summary.remarks():
+        say(line)
 
 
 def slides(
-    manifest: Annotated[Path, typer.Argument(help="CSV with one row per slide; see above.")],
+    manifest: Annotated[Path, typer.Argument(help="CSV with one row per slide, see above; or a folder of slides.")],
     out: NewCohortArgument,
     magnification: Annotated[
         float | None, typer.Option(help="Scale of the tiles, e.g. 5, 10 or 20; M stands for 10 / M microns per pixel.")
@@ -84,6 +100,7 @@ def slides(
     label: Annotated[
         str | None, typer.Option(help="Column of the labels, where there are several; empty cells are left out.")
     ] = None,
+    positive: PositiveOption = None,
     unlabelled: UnlabelledOption = False,
     tile_size: TileSizeOption = 224,
     overlap: Annotated[int, typer.Option(help="Pixels that neighbouring tiles share.")] = 0,
@@ -98,10 +115,9 @@ def slides(
         ),
     ] = True,
     default_mpp: DefaultMppOption = None,
-    slides_root: Annotated[Path | None, typer.Option(help="Folder of the files; default: the manifest's.")] = None,
-    annotations_root: Annotated[
-        Path | None, typer.Option(help="Folder of the annotations; default: the manifest's.")
-    ] = None,
+    annotation_mpp: AnnotationMppOption = False,
+    slides_root: SlidesRootOption = None,
+    annotations_root: AnnotationsRootOption = None,
     min_covered: Annotated[
         float,
         typer.Option(
@@ -109,7 +125,11 @@ def slides(
         ),
     ] = 0.0,
     classes: Annotated[
-        list[str] | None, typer.Option("--class", help="Annotated class that counts as tumour; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--class",
+            help="Annotated class that counts as tumour: a name, or the Id of an ImageScope layer; may be repeated.",
+        ),
     ] = None,
     stain: Annotated[
         Literal["macenko", "vahadane"] | None, typer.Option(help="Normalise the stains of every slide.")
@@ -125,7 +145,9 @@ def slides(
 ) -> None:
     """Tile whole slides: all that OpenSlide reads, TIFF and OME-TIFF. Of a DICOM slide name any one file.
 
-    The manifest is a table like this; `patient`, `split`, `mpp` and `annotation` may be missing:
+    The manifest is a table like this; `patient`, `split`, `mpp` and `annotation` may be missing. Without `file`, the
+    slide in --slides-root that is called as the bag is taken. A folder in place of the manifest: all slides in it, to
+    be predicted, without labels.
 
         bag_id,file,label,patient,split,mpp,annotation
 
@@ -134,14 +156,15 @@ def slides(
         case-2,scans/case-2.tiff,0,p02,train,0.25,
 
     The scale of a slide is what its file says, if that is plausible, else column `mpp`, else `--default-mpp`. A slide
-    without a scale, or one that cannot be read, is left out and listed in OUT/problems.csv. Look at OUT/overviews to
-    see what was kept. The same command again continues where it stopped.
+    without a scale, or one that cannot be read, is left out and listed in OUT/problems.csv; `its2clr doctor MANIFEST`
+    says so before. Look at OUT/overviews to see what was kept. The same command again continues where it stopped.
 
     Tissue that the coarse levels of a file do not show at all is missed; `--read-all` is slower and misses nothing.
 
     Example: `its2clr cohort slides slides.csv cohorts/mine --magnification 5 --resize nearest`
     """
     from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest, target_mpp
+    from its2clr.predict.new_cohort import slides_of_folder
 
     settings = SlideSettings(
         mpp=target_mpp(magnification, mpp),
@@ -158,9 +181,18 @@ def slides(
         quality=quality,
         skip_glass=skip_glass,
     )
-    slides = read_slide_manifest(
-        manifest, label=label, slides_root=slides_root, annotations_root=annotations_root, labelled=not unlabelled
-    )
+    if manifest.is_dir():
+        slides = slides_of_folder(manifest)
+    else:
+        slides = read_slide_manifest(
+            manifest,
+            label=label,
+            slides_root=slides_root,
+            annotations_root=annotations_root,
+            labelled=not unlabelled,
+            positive=positive or [],
+            annotation_scale=annotation_mpp,
+        )
     with progress("tile", len(slides.slides), "slides") as bar:
         summary = pack_slides(
             slides,
@@ -178,7 +210,10 @@ def slides(
 def features(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="[MANIFEST] OUT", help="Table with bag_id and label, and the folder of the new cohort."),
+        typer.Argument(
+            metavar="[MANIFEST] OUT",
+            help="Table with bag_id and label (or a folder of feature files, without labels), and the new cohort.",
+        ),
     ],
     features: Annotated[
         Path | None, typer.Option(help="Folder of feature files of TRIDENT, CLAM, STAMP or its2clr.")
@@ -186,13 +221,12 @@ def features(
     coords: Annotated[
         Path | None, typer.Option(help="Folder `patches` of CLAM, if it is not beside the features.")
     ] = None,
-    slides_root: Annotated[
-        Path | None, typer.Option(help="Folder of the slides of column `file`; default: the manifest's.")
-    ] = None,
+    slides_root: SlidesRootOption = None,
     from_run: Annotated[
         Path | None, typer.Option(help="Take the features of this run, instead of MANIFEST and --features.")
     ] = None,
     encoder: Annotated[str, typer.Option(help="With --from-run: start, refined or end_to_end.")] = "start",
+    positive: PositiveOption = None,
     unlabelled: UnlabelledOption = False,
     fractions: FractionsOption = (0.6, 0.15, 0.25),
     seed: SeedOption = 0,
@@ -210,7 +244,8 @@ def features(
 
     The feature file of a bag has its name (`case-1.h5` or `case-1.pt`), unless column `features` says otherwise. Column
     `file` names the slide that maps are drawn on, and `mpp` the microns per pixel of its level 0, which STAMP's
-    coordinates need. A file that cannot be used is left out and listed in OUT/problems.csv.
+    coordinates need. CLAM's tables are read too: `slide_id` is the bag, `case_id` the group, and `--positive` names the
+    labels of class 1. A file that cannot be used is left out and listed in OUT/problems.csv.
 
     Example: `its2clr cohort features labels.csv cohorts/uni --features trident/20x_256px_0px_overlap/features_uni_v1`
 
@@ -218,18 +253,26 @@ def features(
     """
     from its2clr.cohort.features.feature_cohort import pack_features
     from its2clr.cohort.features.feature_manifest import read_feature_manifest
+    from its2clr.predict.new_cohort import features_of_folder
     from its2clr.run.feature_cohorts import pack_run_features
     from its2clr.run.features import open_run_features
 
-    if len(paths) != (2 if from_run is None else 1) or (features is None) == (from_run is None):
+    folder = len(paths) == 2 and from_run is None and features is None and paths[0].is_dir()
+    if not folder and (len(paths) != (2 if from_run is None else 1) or (features is None) == (from_run is None)):
         raise InputError(
-            "give `its2clr cohort features MANIFEST OUT --features DIR`, or `... cohort features OUT --from-run RUN`"
+            "give `its2clr cohort features MANIFEST OUT --features DIR`, or `... cohort features DIR OUT` for bags "
+            "without labels, or `... cohort features OUT --from-run RUN`"
         )
     if from_run is not None:
         summary = pack_run_features(open_run_features(from_run), encoder, paths[0])
     else:
-        assert features is not None
-        bags = read_feature_manifest(paths[0], features, labelled=not unlabelled, slides_root=slides_root)
+        bags = (
+            features_of_folder(paths[0])
+            if features is None
+            else read_feature_manifest(
+                paths[0], features, labelled=not unlabelled, slides_root=slides_root, positive=positive or []
+            )
+        )
         with progress("pack", len(bags.files), "bags") as bar:
             summary = pack_features(
                 bags,

@@ -44,6 +44,19 @@ QualityOption = Annotated[int, typer.Option(help="JPEG quality.")]
 FractionsOption = Annotated[
     tuple[float, float, float], typer.Option(help="Shares of train, val and test, where the manifest has no splits.")
 ]
+PositiveOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Label in words that means 1, such as `tumor`; all others mean 0. May be repeated."),
+]
+SlidesRootOption = Annotated[Path | None, typer.Option(help="Folder of the slides; default: the manifest's.")]
+AnnotationsRootOption = Annotated[Path | None, typer.Option(help="Folder of the annotations; default: the manifest's.")]
+AnnotationMppOption = Annotated[
+    bool,
+    typer.Option(
+        "--annotation-mpp",
+        help="Where neither file nor manifest says it, take the scale that the annotation says.",
+    ),
+]
 DefaultMppOption = Annotated[
     float | None, typer.Option(help="Microns per pixel of slides for which neither file nor manifest says it.")
 ]

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from its2clr.cli.cohort import synthetic
-from its2clr.cli.options import OptionalCohort, RecipeOption, RunOption, SeedOption, SetOption, SizeOption
+from its2clr.cli.options import (
+    OptionalCohort,
+    PositiveOption,
+    RecipeOption,
+    RunOption,
+    SeedOption,
+    SetOption,
+    SizeOption,
+)
 from its2clr.cli.output import is_first_process, print_table, say
 from its2clr.errors import InputError
 
@@ -123,6 +131,7 @@ def aggregate(
     coords: Annotated[
         Path | None, typer.Option(help="With --labels: folder `patches` of CLAM, if not beside the features.")
     ] = None,
+    positive: PositiveOption = None,
     aggregators: Annotated[
         list[str] | None,
         typer.Option("--aggregator", help="Aggregator, instead of the run's; may be repeated to compare several."),
@@ -142,7 +151,7 @@ def aggregate(
 
         if cohort is None:
             raise InputError("--labels: name the folder of feature files, `its2clr aggregate FEATURES --labels TABLE`")
-        cohort = cohort_of_features(cohort, labels, run, coords, say)
+        cohort = cohort_of_features(cohort, labels, run, coords, say, positive or [])
     stages = _stages(cohort, run, recipe, settings)
     chosen = encoder or stages.usual_encoder()
     for name in aggregators or [stages.config.aggregator.name]:

@@ -1,7 +1,8 @@
 """What a bag is and where it comes from: manifests, splits, tile files and the cohort folder."""
 
 from its2clr.cohort.cohort import Cohort, load_tiles
-from its2clr.cohort.doctor import Finding, examine
+from its2clr.cohort.doctor import examine
+from its2clr.cohort.findings import Finding
 from its2clr.cohort.images import pack_images
 from its2clr.cohort.layout import CohortInfo, LeftOut, tile_path, write_bags, write_info, write_problems
 from its2clr.cohort.manifest import Manifest, check_manifest, read_manifest

@@ -1,17 +1,28 @@
 """Examine a cohort folder, or a manifest, and list everything that is wrong or worth knowing."""
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from its2clr.cohort.findings import (
+    NO_LABELS,
+    Finding,
+    Level,
+    SlideQuestions,
+    count_bags,
+    errors_of,
+    judge_sizes,
+    judge_table,
+    judge_validation,
+)
 from its2clr.cohort.identity import recorded_contents
 from its2clr.cohort.image_files import ImageProblem, prepare_image
 from its2clr.cohort.layout import BAGS_FILE, PROBLEMS_FILE, TILES_FOLDER, read_bags, read_info, tile_path
@@ -32,29 +43,11 @@ from its2clr.errors import InputError
 from its2clr.files import stamp
 from its2clr.units import TilePixels
 
-Level = Literal["error", "warning", "note"]
 _Labels = npt.NDArray[np.int8]
 
-_FEW_VALIDATION_BAGS = 10
-_UNEQUAL_BAGS = 20
 _EXAMPLES = 5
-_NO_LABELS = "bags have no labels: they can be predicted, not trained with or evaluated"
+_TABLES = (".csv", ".tsv", ".txt")
 _FLAT = 2.0  # grey values; background tiles are alike in every slide and leak nothing
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing found.
-
-    Attributes:
-        level: "error" must be repaired, "warning" should be looked at, "note" is for information.
-        where: The file or folder, with row or image.
-        message: What was found, and what to do.
-    """
-
-    level: Level
-    where: str
-    message: str
 
 
 @dataclass
@@ -73,40 +66,63 @@ def examine(
     instances: Path | None = None,
     images_root: Path | None = None,
     labelled: bool = True,
+    positive: Sequence[str] = (),
+    features: Path | None = None,
+    slides: SlideQuestions | None = None,
     workers: int | None = None,
 ) -> list[Finding]:
-    """Examine a cohort folder, or a manifest if the path ends in `.csv`; nothing is changed.
+    """Examine a cohort folder, or a manifest if the path is a table; nothing is changed.
+
+    What a table lists is seen from its columns: `path` (folders of images) or a table of instances, or else slides.
 
     Args:
-        path: The cohort folder or the table of bags.
+        path: The cohort folder or the table of bags, slides or features.
         decode: Whether to decode every image, which finds damaged ones and takes longest.
         instances: The table of instances of a manifest.
         images_root: Where relative files of the table of instances lie.
         labelled: Whether the bags of a manifest have labels; a cohort folder says so itself.
+        positive: Labels in words that mean 1, of a manifest.
+        features: Folder of feature files, for a manifest of features.
+        slides: What is asked of a manifest of slides.
         workers: Threads; the processors at hand if None.
 
     Returns:
         Errors first, then warnings, then notes.
     """
     path = Path(path)
-    if path.suffix.lower() == ".csv":
-        checked = check_manifest(path, instances, images_root, labelled=labelled)
-        findings = _examine_manifest(*checked, path if instances is None else Path(instances), decode, workers)
-    else:
+    if path.suffix.lower() not in _TABLES:
         findings = _examine_cohort(path, decode, workers)
+    elif features is not None:
+        from its2clr.cohort.features.feature_doctor import examine_features
+
+        slides_root = None if slides is None else slides.slides_root
+        findings = examine_features(
+            path, features, labelled=labelled, positive=positive, slides_root=slides_root, workers=workers
+        )
+    elif instances is None and _lists_slides(path):
+        from its2clr.cohort.slides.slide_doctor import examine_slides
+
+        findings = examine_slides(
+            path, slides or SlideQuestions(), labelled=labelled, positive=positive, workers=workers
+        )
+    else:
+        checked = check_manifest(path, instances, images_root, labelled=labelled, positive=positive)
+        findings = _examine_manifest(*checked, path if instances is None else Path(instances), decode, workers)
     order: dict[Level, int] = {"error": 0, "warning": 1, "note": 2}
     return sorted(findings, key=lambda finding: order[finding.level])
 
 
-def _errors(problems: list[Problem]) -> list[Finding]:
-    return [Finding("error", problem.where, problem.message) for problem in problems]
+def _lists_slides(path: Path) -> bool:
+    """Whether a table is one of slides: it has no folders of images."""
+    table = read_table(path, [])
+    return table is not None and "path" not in table.columns
 
 
 def _examine_manifest(
     manifest: Manifest | None, problems: list[Problem], table: Path, decode_all: bool, workers: int | None
 ) -> Iterator[Finding]:
     """Judge a manifest; `table` is the one whose rows name the images."""
-    yield from _errors(problems)
+    yield from errors_of(problems)
     if manifest is None:
         return
     path = manifest.path
@@ -119,14 +135,8 @@ def _examine_manifest(
     names = manifest.bags["bag_id"].tolist()
     labels = {str(name): one["label"].to_numpy(dtype=np.int8) for name, one in manifest.instances.groupby("bag_id")}
     bags = manifest.bags.assign(n_instances=[len(labels[name]) for name in names])
-    yield from _judge_sizes(bags, path)
-    if not manifest.labelled:
-        yield Finding("note", str(path), _NO_LABELS)
-    elif manifest.has_splits:
-        yield from _judge_validation(bags, path)
-    else:
-        yield Finding("note", str(path), "no splits are given; they will be assigned when packing")
-    yield from _count(bags, path)
+    yield from judge_sizes(bags, path)
+    yield from judge_table(replace(manifest, bags=bags))
     if manifest.has_instance_labels:
         for row, name, label in zip(bags.index.tolist(), names, bags["label"].tolist(), strict=True):
             yield from _contradictions(at_row(path, row), name, label, labels[name])
@@ -151,7 +161,7 @@ def _examine_cohort(folder: Path, decode_all: bool, workers: int | None) -> Iter
     bags = read_bags(folder, problems, labelled=info.labelled)
     if bags is not None and info.labelled:
         check_classes(bags["label"].tolist(), bags["split"].tolist(), str(folder / BAGS_FILE), problems)
-    yield from _errors(problems)
+    yield from errors_of(problems)
     if bags is None:
         yield from _left_out(folder)
         return
@@ -164,13 +174,13 @@ def _examine_cohort(folder: Path, decode_all: bool, workers: int | None) -> Iter
         yield from inspection.findings
     yield from _shared_images(folder, bags, inspections)
     if info.labelled:
-        yield from _judge_validation(bags, folder)
+        yield from judge_validation(bags, folder)
     else:
-        yield Finding("note", str(folder), _NO_LABELS)
-    yield from _judge_sizes(bags, folder)
+        yield Finding("note", str(folder), NO_LABELS)
+    yield from judge_sizes(bags, folder)
     yield from _orphans(folder, bags)
     yield from _left_out(folder)
-    yield from _count(bags, folder)
+    yield from count_bags(bags, folder)
     ground_truth = [one.labels for one in inspections]
     if info.has_instance_labels != any(found is not None for found in ground_truth):
         says = "instance labels" if info.has_instance_labels else "no instance labels"
@@ -293,22 +303,6 @@ def _is_flat(folder: Path, bag_id: str, number: int) -> bool:
         return False
 
 
-def _judge_validation(bags: pd.DataFrame, where: Path) -> Iterator[Finding]:
-    for label in (0, 1):
-        count = int(((bags["split"] == "val") & (bags["label"] == label)).sum())
-        if 0 < count < _FEW_VALIDATION_BAGS:
-            message = f"val has only {count} bags with label {label}; with so few, choosing a model on them is chance"
-            yield Finding("warning", str(where), message)
-
-
-def _judge_sizes(bags: pd.DataFrame, where: Path) -> Iterator[Finding]:
-    sizes = bags["n_instances"].to_numpy(dtype=np.int64)
-    median = float(np.median(sizes))
-    if sizes.max() > _UNEQUAL_BAGS * median or median > _UNEQUAL_BAGS * sizes.min():
-        message = f"bags are very unequal: {sizes.min()} to {sizes.max()} instances, median {median:g}"
-        yield Finding("warning", str(where), message)
-
-
 def _orphans(folder: Path, bags: pd.DataFrame) -> Iterator[Finding]:
     wanted = {tile_path(folder, bag_id).name for bag_id in bags["bag_id"].tolist()}
     there = sorted(path.name for path in (folder / TILES_FOLDER).glob("*.h5") if path.name not in wanted)
@@ -325,22 +319,6 @@ def _left_out(folder: Path) -> Iterator[Finding]:
     rows = zip(column_cells(table, "bag_id"), table["file"].tolist(), table["problem"].tolist(), strict=True)
     for (row, bag_id), file, problem in rows:
         yield Finding("warning", at_row(path, row), f"bag {bag_id!r}{f', {file}' if file else ''}: {problem}")
-
-
-def _count(bags: pd.DataFrame, where: Path) -> Iterator[Finding]:
-    if "label" in bags.columns and (bags["group"] == bags["bag_id"]).all():
-        message = "no groups are given, so every bag counts as its own patient; if a patient has several, splits leak"
-        yield Finding("warning", str(where), f"{message}: add a column 'group'")
-    for name in [*SPLITS, ""]:
-        rows = bags[bags["split"] == name]
-        if rows.empty:
-            continue
-        message = f"{len(rows)} bags"
-        if "label" in rows.columns:
-            by_label = Counter(rows["label"].tolist())
-            message += f" ({by_label[1]} positive, {by_label[0]} negative)"
-        message += f", {rows['n_instances'].sum()} instances, {rows['group'].nunique()} groups"
-        yield Finding("note", str(where), f"{name}: {message}" if name else message)
 
 
 def _witness_rate(bags: pd.DataFrame, labels: Sequence[_Labels | None], where: Path) -> Iterator[Finding]:

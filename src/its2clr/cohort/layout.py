@@ -42,6 +42,7 @@ from its2clr.wording import shortened
 FORMAT = 1
 BAGS_FILE = "bags.csv"
 INFO_FILE = "cohort.json"
+_FAILED = ".failed"
 PROBLEMS_FILE = "problems.csv"
 TILES_FOLDER = "tiles"
 BAG_COLUMNS = ("bag_id", "label", "split", "group")
@@ -200,14 +201,22 @@ def _write_if_changed(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
+def mark_failed(out: Path) -> None:
+    """Note that packing ended without a cohort: it may be tried again with other settings."""
+    (out / _FAILED).touch()
+
+
 def claim_folder(out: Path, info: CohortInfo) -> None:
     """Record in a folder what it is to hold; a folder of other settings or other content is refused.
+
+    Where packing has failed, there is no cohort yet, and other settings may be tried.
 
     Raises:
         InputError: With the difference, or what is in the way.
     """
     if (out / INFO_FILE).exists():
-        found = read_info(out)
+        found, failed = read_info(out), (out / _FAILED).exists()
+        (out / _FAILED).unlink(missing_ok=True)
         if found == info:
             return
         # labels may not come or go, either
@@ -217,7 +226,7 @@ def claim_folder(out: Path, info: CohortInfo) -> None:
             for name in dict.fromkeys([*there, *asked])
             if there.get(name) != asked.get(name)
         ]
-        if differences:
+        if differences and not failed:
             lines = "\n".join(differences)
             raise InputError(f"{out} was made with other settings:\n{lines}\nUse the same settings, or another folder")
     elif out.exists():

@@ -6,11 +6,12 @@ from columns alone, never from paths. Where bags are read without labels, to be 
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
 
+from its2clr.cohort.splits import FEWEST_BAGS
 from its2clr.cohort.tables import (
     UNKNOWN_LABEL,
     Problem,
@@ -46,12 +47,19 @@ class BagTable:
             and the additional columns; the index is the row of the table.
         has_splits: Whether each bag has its split already; bags without labels are all in test.
         labelled: Whether it was read with labels.
+        has_groups: Whether it says which bags belong together.
     """
 
     path: Path
     bags: pd.DataFrame
     has_splits: bool
     labelled: bool
+    has_groups: bool = field(default=False, kw_only=True)
+
+    @property
+    def too_few(self) -> bool:
+        """Whether these bags can be packed, but not divided into splits of both classes and trained with."""
+        return self.labelled and len(self.bags) < FEWEST_BAGS
 
     def without(self, columns: Collection[str]) -> "BagTable":
         """The table less some of its columns, which need not be there."""
@@ -76,7 +84,12 @@ class Manifest(BagTable):
 
 
 def read_manifest(
-    path: Path, instances: Path | None = None, images_root: Path | None = None, *, labelled: bool = True
+    path: Path,
+    instances: Path | None = None,
+    images_root: Path | None = None,
+    *,
+    labelled: bool = True,
+    positive: Collection[str] = (),
 ) -> Manifest:
     """Read and check a manifest.
 
@@ -86,18 +99,24 @@ def read_manifest(
         images_root: Where relative files of the table of instances lie; its own folder if not given.
         labelled: Whether bags have labels. If not, columns of labels and splits are ignored, and every bag is
             in split test.
+        positive: Labels in words that mean 1, all others mean 0; none: labels are 0 and 1.
 
     Raises:
         InputError: With all problems of the manifest, each with file and row.
     """
-    manifest, problems = check_manifest(path, instances, images_root, labelled=labelled)
+    manifest, problems = check_manifest(path, instances, images_root, labelled=labelled, positive=positive)
     raise_problems(problems)
     assert manifest is not None
     return manifest
 
 
 def check_manifest(
-    path: Path, instances: Path | None = None, images_root: Path | None = None, *, labelled: bool = True
+    path: Path,
+    instances: Path | None = None,
+    images_root: Path | None = None,
+    *,
+    labelled: bool = True,
+    positive: Collection[str] = (),
 ) -> tuple[Manifest | None, list[Problem]]:
     """Read a manifest and list everything that is wrong with it.
 
@@ -106,6 +125,7 @@ def check_manifest(
         instances: The table of instances, if there is one.
         images_root: Where relative files of the table of instances lie.
         labelled: Whether bags have labels, as for `read_manifest`.
+        positive: Labels in words that mean 1, as for `read_manifest`.
 
     Returns:
         The manifest, None if there is any problem; and the problems.
@@ -122,7 +142,7 @@ def check_manifest(
         table = table.drop(columns=["label", "split"], errors="ignore")
     if table.empty:
         return None, [*problems, Problem(str(path), "there are no bags below the header")]
-    bags = check_bags(table, path, problems, labelled=labelled)
+    bags = check_bags(table, path, problems, labelled=labelled, positive=positive)
     if instances is None:
         members: pd.DataFrame | None = _list_folders(table, path, problems)
     else:
@@ -133,7 +153,14 @@ def check_manifest(
     return Manifest(**vars(bags.without(own_columns)), instances=members), problems
 
 
-def check_bags(table: pd.DataFrame, path: Path, problems: list[Problem], *, labelled: bool = True) -> BagTable:
+def check_bags(
+    table: pd.DataFrame,
+    path: Path,
+    problems: list[Problem],
+    *,
+    labelled: bool = True,
+    positive: Collection[str] = (),
+) -> BagTable:
     """Check identifiers, labels, groups and splits of a table of bags, noting what is wrong.
 
     Args:
@@ -141,25 +168,27 @@ def check_bags(table: pd.DataFrame, path: Path, problems: list[Problem], *, labe
         path: Their file.
         problems: Receives what is wrong.
         labelled: Whether bags have labels; if not, every bag is in test.
+        positive: Labels in words that mean 1; see `parse_bag_labels`.
 
     Returns:
         The bags with the core columns first.
     """
     before = len(problems)
     check_bag_ids(table, path, problems)
-    labels = parse_bag_labels(table, path, problems) if labelled else []
+    labels = parse_bag_labels(table, path, problems, positive) if labelled else []
     groups = parse_groups(table, path, problems)
     splits = parse_splits(table, path, problems) if labelled else ["test"] * len(table)
     cells_are_good = len(problems) == before
     if splits is not None:
         check_groups_in_one_split(table.index.tolist(), groups, splits, path, problems)
-    if labelled and cells_are_good:
+    if labelled and cells_are_good and len(table) >= FEWEST_BAGS:
         check_classes(labels, splits, str(path), problems)
     label = {"label": labels} if labelled else {}
     core = {"bag_id": table["bag_id"].tolist(), **label, "split": splits or "", "group": groups}
     more = {str(name): table[name].tolist() for name in table.columns if name not in core}
     bags = pd.DataFrame({**core, **more}, index=table.index)
-    return BagTable(path, bags, has_splits=splits is not None, labelled=labelled)
+    has_groups = "group" in table.columns and any(table["group"])
+    return BagTable(path, bags, has_splits=splits is not None, labelled=labelled, has_groups=has_groups)
 
 
 def _list_folders(table: pd.DataFrame, path: Path, problems: list[Problem]) -> pd.DataFrame:

@@ -8,8 +8,9 @@ stopped.
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -22,17 +23,27 @@ from its2clr.cohort.layout import (
     CohortInfo,
     LeftOut,
     claim_folder,
+    mark_failed,
     tile_path,
     write_bags,
     write_problems,
 )
 from its2clr.cohort.manifest import BagTable
 from its2clr.cohort.parallel import Progress, map_in_threads
-from its2clr.cohort.splits import assign_splits
+from its2clr.cohort.splits import FEWEST_BAGS, assign_splits
 from its2clr.cohort.tables import Problem, check_classes, raise_problems
 from its2clr.cohort.tiles import Content, TileFile, read_content, read_tiles, written_content
 from its2clr.errors import InputError
 from its2clr.files import remove_half_written, stamp
+from its2clr.wording import shortened_lines
+
+TOO_FEW = (
+    f"fewer than {FEWEST_BAGS} bags can be looked at, not trained with: train, val and test each need bags of both "
+    "classes; add bags to the manifest and run the command again"
+)
+_REASONS = 5
+_PARTICULAR = re.compile(r"'[^']*'|\S*[/\\]\S*|\d[\d.]*")
+"""What differs between problems of one kind: names, paths and numbers."""
 
 FINGERPRINT = "fingerprint"
 """The attribute of a tile file that changes with everything the file was made from."""
@@ -68,6 +79,7 @@ class PackSummary:
         n_packed: Bags written by this run.
         n_skipped: Bags that were already there, whole.
         left_out: What is not in the cohort, and why; the rows of `problems.csv`.
+        remark: What a person should know about the cohort as a whole; may be empty.
     """
 
     path: Path
@@ -76,6 +88,21 @@ class PackSummary:
     n_packed: int
     n_skipped: int
     left_out: tuple[LeftOut, ...]
+    remark: str = field(default="", kw_only=True)
+
+    def remarks(self) -> list[str]:
+        """The most frequent reasons why something was left out, and what there is to know of the whole, in lines."""
+        return [*frequent_reasons(self.left_out), *([f"note: {self.remark}"] if self.remark else [])]
+
+
+def frequent_reasons(left_out: Sequence[LeftOut], most: int = _REASONS) -> list[str]:
+    """Why things were left out, the most frequent reasons first, in lines; names and numbers may differ."""
+    alike: dict[str, list[LeftOut]] = {}
+    for one in left_out:
+        alike.setdefault(_PARTICULAR.sub("~", one.problem), []).append(one)
+    groups = sorted(alike.values(), key=len, reverse=True)
+    lines = [f"  {len(group)} x {group[0].problem} (such as {group[0].bag_id or group[0].file})" for group in groups]
+    return shortened_lines(lines, most, "more reasons")
 
 
 _Item = TypeVar("_Item")
@@ -116,7 +143,8 @@ class SplitPlan:
             return {"splits": "all test"}
         if self.manifest.has_splits:
             return {"splits": "manifest"}
-        self._assign(self.manifest.bags)
+        if not self.manifest.too_few:
+            self._assign(self.manifest.bags)
         return {"splits": "assigned", "seed": self.seed, "fractions": list(self.fractions)}
 
     def settle(self, kept: pd.DataFrame, out: Path) -> pd.DataFrame:
@@ -127,11 +155,15 @@ class SplitPlan:
             out: The cohort folder, for messages.
 
         Raises:
-            NoBagLeftError: If no bag is left of those to be predicted.
+            NoBagLeftError: If no bag is left of those to be predicted, or of fewer than can be divided.
             InputError: If no bag is left, or a split lacks a class because bags were left out.
         """
+        if self.manifest.too_few and not kept.empty:
+            return kept if self.manifest.has_splits else kept.assign(split="train")
         lost = len(self.manifest.bags) - len(kept)
         after = f"after leaving out {lost} bags that cannot be used (see {out / PROBLEMS_FILE})"
+        if kept.empty:
+            raise NoBagLeftError(str(Problem(f"{out}, {after}", "no bag is left")))
         if not self.manifest.has_splits:
             try:
                 return kept.assign(split=self._assign(kept))
@@ -142,8 +174,6 @@ class SplitPlan:
             problems: list[Problem] = []
             check_classes(kept["label"].tolist(), kept["split"].tolist(), where, problems)
             raise_problems(problems)
-        elif kept.empty:
-            raise NoBagLeftError(str(Problem(where, "no bag is left")))
         return kept
 
     def _assign(self, bags: pd.DataFrame) -> list[str]:
@@ -208,13 +238,18 @@ def pack_cohort(
     problems = _in_order_of_rows([*left_out, *(one for result in results.values() for one in result.left_out)], bags)
     write_problems(out, problems)
     kept = bags if "n_instances" in bags.columns else _packed_bags(out, bags, results)
-    kept = kept if splits is None else splits.settle(kept, out)
+    try:
+        kept = kept if splits is None else splits.settle(kept, out)
+    except InputError as error:
+        mark_failed(out)
+        raise type(error)("\n".join([str(error), *frequent_reasons(problems)])) from error
     write_bags(out, kept)
     names = [bag_id for bag_id in kept["bag_id"].tolist() if tile_path(out, bag_id).exists()]
     bag_contents(out, names, just_written={*waiting, *names} - (before - waiting.keys()), workers=workers)
     total = int(kept["n_instances"].sum())
     packed = sum(result.n_instances > 0 for result in results.values()) - n_skipped
-    return Packed(PackSummary(out, len(kept), total, packed, n_skipped, tuple(problems)), results)
+    remark = TOO_FEW if splits is not None and splits.manifest.too_few else ""
+    return Packed(PackSummary(out, len(kept), total, packed, n_skipped, tuple(problems), remark=remark), results)
 
 
 def _spread(

@@ -9,6 +9,8 @@ from its2clr.errors import InputError
 
 SPLITS = ("train", "val", "test")
 DEFAULT_FRACTIONS = (0.6, 0.15, 0.25)
+FEWEST_BAGS = 2 * len(SPLITS)
+"""Fewer bags can be packed and looked at, but not trained with: each split needs a bag of either class."""
 
 _MANY_GROUPS = 200
 _RESTARTS = 10

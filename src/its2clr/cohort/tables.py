@@ -5,7 +5,7 @@ Rows are numbered as a spreadsheet shows them: the header is row 1.
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -16,12 +16,17 @@ import pandas as pd
 
 from its2clr.cohort.splits import SPLITS
 from its2clr.errors import InputError
-from its2clr.wording import did_you_mean, shortened_lines
+from its2clr.wording import did_you_mean, shortened, shortened_lines
 
 UNKNOWN_LABEL = -1
 """Label of an instance whose ground truth is not known."""
 
-_KNOWN_COLUMNS = {"bag_id", "path", "label", "split", "group", "patient", "file", "mpp", "annotation", "n_instances"}
+_OTHER_NAMES = {"group": ("patient", "patient_id", "case_id", "case"), "bag_id": ("slide_id",)}
+"""What a column is called in other programs; the first that is there is taken."""
+_KNOWN_COLUMNS = {
+    *("bag_id", "path", "label", "split", "group", "file", "mpp", "annotation", "n_instances"),
+    *(name for others in _OTHER_NAMES.values() for name in others),
+}
 _DELIMITERS = (",", ";", "\t")
 _LONGEST_FILE_NAME = 200
 _BAG_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
@@ -67,7 +72,8 @@ def read_table(path: Path, problems: list[Problem]) -> pd.DataFrame | None:
 
     Nothing is guessed: `007`, `NA` and `1e5` stay what they are. Empty lines are skipped. Commas, semicolons and
     tabs are accepted as separators, whichever the header uses most. Columns with a meaning are known in any case of
-    letters, and `patient` serves as `group` where there is no `group`.
+    letters. Where there is no `group`, a column `patient`, `patient_id`, `case_id` or `case` serves as it, and where
+    there is no `bag_id`, CLAM's `slide_id`.
 
     Args:
         path: The file, UTF-8 with or without byte order mark.
@@ -105,9 +111,15 @@ def read_table(path: Path, problems: list[Problem]) -> pd.DataFrame | None:
         message = "column without a name" if repeated == [""] else f"column {repeated[-1]!r} appears twice"
         problems.append(Problem(at_row(path, 1), message))
         return None
-    if "group" not in columns:
-        columns = ["group" if name == "patient" else name for name in columns]
-    return _to_frame(path, columns, records[1:], problems)
+    return _to_frame(path, _with_usual_names(columns), records[1:], problems)
+
+
+def _with_usual_names(columns: list[str]) -> list[str]:
+    for name, others in _OTHER_NAMES.items():
+        there = [other for other in others if other in columns]
+        if name not in columns and there:
+            columns = [name if column == there[0] else column for column in columns]
+    return columns
 
 
 def read_columns(path: Path, names: Iterable[str], advice: Mapping[str, str] | None = None) -> pd.DataFrame:
@@ -194,9 +206,29 @@ def check_bag_ids(table: pd.DataFrame, path: Path, problems: list[Problem]) -> N
         first.setdefault(bag_id, row)
 
 
-def parse_bag_labels(table: pd.DataFrame, path: Path, problems: list[Problem]) -> list[int]:
-    """Read the label column of bags; a cell that is not 0 or 1 is noted and read as unknown."""
-    return _parse_labels(table, path, problems, _BAG_LABELS, "0 or 1")
+def parse_bag_labels(
+    table: pd.DataFrame, path: Path, problems: list[Problem], positive: Collection[str] = ()
+) -> list[int]:
+    """Read the label column of bags; a cell that cannot be a label is noted and read as unknown.
+
+    Args:
+        table: The table.
+        path: Its file.
+        problems: Receives what is wrong.
+        positive: Labels in words that mean 1, in any case; all others then mean 0. None: labels are 0 and 1.
+    """
+    if not positive:
+        in_words = not set(table["label"]) & _BAG_LABELS.keys()
+        expected = "0 or 1" + ("; of labels in words, name those that mean 1 with --positive" if in_words else "")
+        return _parse_labels(table, path, problems, _BAG_LABELS, expected)
+    words = sorted(set(table["label"]) - {""})
+    wanted = {word.casefold() for word in positive}
+    for word in positive:
+        if word.casefold() not in {cell.casefold() for cell in words}:
+            listed = f" (labels: {shortened(words)})"
+            problems.append(Problem(str(path), f"no label is {word!r}{did_you_mean(word, words)}{listed}"))
+    known = {word: int(word.casefold() in wanted) for word in words}
+    return _parse_labels(table, path, problems, known, f"one of {shortened(words)}")
 
 
 def parse_instance_labels(table: pd.DataFrame, path: Path, problems: list[Problem]) -> list[int]:

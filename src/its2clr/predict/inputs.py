@@ -1,9 +1,8 @@
 """What a person gives to be predicted (cohorts, slides, image folders, features, manifests), sorted into named bags."""
 
 import hashlib
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,14 +15,11 @@ from its2clr.cohort.features.tile_grids import FeatureProblem
 from its2clr.cohort.layout import INFO_FILE
 from its2clr.cohort.manifest import IMAGE_SUFFIXES, list_images
 from its2clr.cohort.slides import Slide, read_slide_manifest
+from its2clr.cohort.slides.slide_files import SLIDE_SUFFIXES, find_slides
 from its2clr.cohort.tables import read_table
 from its2clr.errors import InputError
 from its2clr.predict.tiling import Kind
 
-SLIDE_SUFFIXES = (
-    ".bif", ".czi", ".dcm", ".mrxs", ".ndpi", ".scn", ".svs", ".svslide", ".tif", ".tiff", ".vms", ".vmu", ".zvi",
-)  # fmt: skip
-"""Files of a folder that are tried as slides; a file that is given itself may have any name."""
 MANIFEST_SUFFIXES = (".csv", ".tsv")
 LONGEST_NAME = 150
 """Of a percent-encoded bag_id; the file that is named after it is longer by what is added."""
@@ -190,50 +186,16 @@ def _add_features(bags: Iterable[FeatureBag], found: Inputs) -> None:
 
 
 def _find_slides(path: Path, found: Inputs) -> None:
-    files = [path] if path.is_file() else _slides_in(path)
+    if path.is_file() and path.suffix.lower() in SUFFIXES:
+        found.leave_out(path, "holds features, and the model takes slides")
+        return
+    files = [path] if path.is_file() else find_slides(path)
     if not files:
         reason = f"there is no slide in this folder ({', '.join(SLIDE_SUFFIXES)})"
         if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.rglob("*")):
             reason += "; it holds images, and the model is for slides"
         found.leave_out(path, reason)
     found.slides += [Slide(bag_id=file.stem or file.name, row=0, file=file, name=str(file)) for file in files]
-
-
-def _slides_in(folder: Path) -> list[Path]:
-    """Slides in a folder and the folders below it, sorted; hidden files are left out, and a DICOM slide counts once."""
-    found: list[Path] = []
-    seen: set[Path] = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        if Path(place).resolve() in seen:  # a link to a folder above would be followed for ever
-            folders.clear()
-            continue
-        seen.add(Path(place).resolve())
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files = (Path(place) / name for name in names if not name.startswith("."))
-        found += [file for file in files if file.suffix.lower() in SLIDE_SUFFIXES and file.is_file()]
-    return list(_one_per_series(sorted(found)))
-
-
-def _one_per_series(files: Iterable[Path]) -> Iterator[Path]:
-    """Only the first file of each DICOM slide, which has one per level and kind of picture."""
-    seen: set[tuple[Path, str]] = set()
-    for file in files:
-        if file.suffix.lower() == ".dcm":
-            key = (file.parent, _series(file))
-            if key in seen:
-                continue
-            seen.add(key)
-        yield file
-
-
-def _series(file: Path) -> str:
-    import pydicom
-
-    try:
-        found = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=["SeriesInstanceUID"])
-    except Exception:  # noqa: BLE001 - the problem is reported when it is opened as a slide
-        return file.name
-    return str(found.get("SeriesInstanceUID", file.name))
 
 
 def _find_folders(path: Path, found: Inputs) -> None:

@@ -19,8 +19,9 @@ from its2clr.cohort.slides import Slide, SlideManifest, SlideProblem, open_slide
 from its2clr.cohort.slides.slide_image import believable, check_mpp
 from its2clr.cohort.tables import UNKNOWN_LABEL, read_table
 from its2clr.engine.devices import Engine
-from its2clr.predict.inputs import ImageFolder, Inputs
-from its2clr.predict.tiling import Tiling
+from its2clr.errors import InputError
+from its2clr.predict.inputs import ImageFolder, Inputs, sort_inputs
+from its2clr.predict.tiling import Kind, Tiling
 from its2clr.units import MicronsPerPixel
 
 
@@ -87,7 +88,7 @@ def _pack_slides(
         slides = [_with_scale(slide, default_mpp) for slide in slides]
     with engine.progress("tile", len(slides), "slides") as progress:
         summary = pack_slides(
-            SlideManifest(**vars(_table(slides)), slides=tuple(slides)),
+            _slide_manifest(slides),
             out,
             tiling.slide_settings(),
             workers=min(workers or default_workers(), len(slides)),
@@ -112,14 +113,7 @@ def _with_scale(slide: Slide, default_mpp: MicronsPerPixel) -> Slide:
 def _pack_folders(
     folders: Sequence[ImageFolder], out: Path, tiling: Tiling, engine: Engine, workers: int | None
 ) -> list[str]:
-    members = [
-        (one.bag_id, str(file), name, UNKNOWN_LABEL)
-        for one in folders
-        for file, name in zip(one.files, one.names, strict=True)
-    ]
-    rows = [one.row for one in folders for _ in one.files]
-    instances = pd.DataFrame(members, columns=["bag_id", "file", "name", "label"], index=rows)
-    bags = Manifest(**vars(_table(folders)), instances=instances)
+    bags = _image_manifest(folders)
     with engine.progress("pack", len(folders), "bags") as progress:
         pack_images(bags, out, **tiling.image_settings(), workers=workers, progress=progress.reach)
     return []
@@ -131,10 +125,66 @@ def _pack_features(
     if default_mpp is not None:  # only coordinates of STAMP need a scale, which its files do not hold
         stamp = {bag.bag_id for bag in bags if bag.mpp is None and read_header(bag.file).layout == "STAMP"}
         bags = [replace(bag, mpp=default_mpp) if bag.bag_id in stamp else bag for bag in bags]
-    manifest = FeatureManifest(**vars(_table(bags)), files=tuple(bags))
+    manifest = _feature_manifest(bags)
     with engine.progress("pack", len(bags), "bags") as progress:
         summary = pack_features(manifest, out, workers=workers, progress=progress.reach)
     return [f"{note} ({count} files)" for note, count in summary.notes.items()]
+
+
+def slides_of_folder(folder: Path) -> SlideManifest:
+    """All slides in a folder and below it, as bags without labels.
+
+    Raises:
+        InputError: There are none.
+    """
+    return _slide_manifest(_found(folder, "slides").slides)
+
+
+def images_of_folder(folder: Path) -> Manifest:
+    """A folder of images, or of such folders, as bags without labels.
+
+    Raises:
+        InputError: There are none.
+    """
+    return _image_manifest(_found(folder, "images").folders)
+
+
+def features_of_folder(folder: Path) -> FeatureManifest:
+    """All feature files in a folder and below it, as bags without labels; what cannot be read is left out.
+
+    Raises:
+        InputError: There are none.
+    """
+    found = _found(folder, "features")
+    return replace(_feature_manifest(found.features), left_out=tuple(found.left_out))
+
+
+def _found(folder: Path, kind: Kind) -> Inputs:
+    found = sort_inputs([folder], kind)
+    if found.cohorts:
+        raise InputError(f"{folder}: is a cohort already")
+    if not (found.slides or found.folders or found.features):
+        raise InputError(f"{folder}: {found.left_out[0].problem if found.left_out else 'is empty'}")
+    return found
+
+
+def _slide_manifest(slides: Sequence[Slide]) -> SlideManifest:
+    return SlideManifest(**vars(_table(slides)), slides=tuple(slides))
+
+
+def _image_manifest(folders: Sequence[ImageFolder]) -> Manifest:
+    members = [
+        (one.bag_id, str(file), name, UNKNOWN_LABEL)
+        for one in folders
+        for file, name in zip(one.files, one.names, strict=True)
+    ]
+    rows = [one.row for one in folders for _ in one.files]
+    instances = pd.DataFrame(members, columns=["bag_id", "file", "name", "label"], index=rows)
+    return Manifest(**vars(_table(folders)), instances=instances)
+
+
+def _feature_manifest(bags: Sequence[FeatureBag]) -> FeatureManifest:
+    return FeatureManifest(**vars(_table(bags)), files=tuple(bags))
 
 
 def _table(bags: Sequence[Slide | ImageFolder | FeatureBag]) -> BagTable:

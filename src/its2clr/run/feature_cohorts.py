@@ -1,6 +1,6 @@
 """Cohorts of features around a run: from a run's own encoder, and in one step from a folder of feature files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -99,13 +99,19 @@ def _write_bag(bag: _Extracted, *, cohort: Cohort, out: Path) -> BagResult:
 
 
 def cohort_of_features(
-    features: Path, labels: Path, run: Path, coords: Path | None, say: Callable[[str], None]
+    features: Path,
+    labels: Path,
+    run: Path,
+    coords: Path | None,
+    say: Callable[[str], None],
+    positive: Collection[str] = (),
 ) -> Path:
     """The cohort that a folder of feature files and a table of labels make, in the run's folder.
 
     Args:
         features: Folder of feature files.
         labels: Table of bags.
+        positive: Labels in words that mean 1; none: labels are 0 and 1.
         run: Folder of the run; the cohort is in `cohort` below it.
         coords: Folder of CLAM's `patches`, where it is not beside the features.
         say: Told what was found.
@@ -115,7 +121,7 @@ def cohort_of_features(
     """
     if (features / INFO_FILE).is_file():
         raise InputError(f"{features}: is a cohort, which has its labels; leave --labels out")
-    summary = pack_features(read_feature_manifest(labels, features), run / "cohort", coords=coords)
+    summary = pack_features(read_feature_manifest(labels, features, positive=positive), run / "cohort", coords=coords)
     for line in summary.lines():
         say(line)
     return summary.path

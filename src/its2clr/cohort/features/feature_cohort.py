@@ -58,6 +58,7 @@ class FeatureSummary(PackSummary):
         lines = [f"{self.path}: {self.n_bags} bags, {size}; files: {kinds}"]
         if self.left_out:
             lines.append(f"left out: {len(self.left_out)} bags ({self.path / PROBLEMS_FILE})")
+        lines += self.remarks()
         return [*lines, *(f"note: {note} ({count} files)" for note, count in self.notes.items())]
 
 
@@ -189,10 +190,8 @@ def _finished(bag: FeatureBag, *, out: Path, coords: Path | None) -> BagResult |
 
 def _pack(bag: FeatureBag, *, out: Path, coords: Path | None) -> BagResult:
     try:
-        mpp, size = _slide_facts(bag)
-        made_from = _fingerprint(bag, coords, mpp, size)
-        found = read_foreign_features(bag.file, mpp=mpp, coords=coords)
-        _check_inside(found, size)
+        made_from = _fingerprint(bag, coords, *_slide_facts(bag))
+        found = placed_features(bag, coords)
     except FeatureProblem as problem:
         return BagResult(left_out=(_left_out(bag, problem),))
     write_feature_tiles(
@@ -217,6 +216,18 @@ def _pack(bag: FeatureBag, *, out: Path, coords: Path | None) -> BagResult:
         },
     )
     return BagResult(len(found.features), notes=found.notes)
+
+
+def placed_features(bag: FeatureBag, coords: Path | None) -> PlacedFeatures:
+    """The features of a bag with their places on its slide.
+
+    Raises:
+        FeatureProblem: They cannot be used.
+    """
+    mpp, size = _slide_facts(bag)
+    found = read_foreign_features(bag.file, mpp=mpp, coords=coords)
+    _check_inside(found, size)
+    return found
 
 
 def _slide_facts(bag: FeatureBag) -> tuple[MicronsPerPixel | None, Level0Size | None]:

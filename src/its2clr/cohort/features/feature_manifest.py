@@ -1,6 +1,6 @@
 """Read a table of bags and find the feature file of each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,12 @@ class FeatureManifest(BagTable):
 
 
 def read_feature_manifest(
-    path: Path, features: Path, *, labelled: bool = True, slides_root: Path | None = None
+    path: Path,
+    features: Path,
+    *,
+    labelled: bool = True,
+    slides_root: Path | None = None,
+    positive: Collection[str] = (),
 ) -> FeatureManifest:
     """Read a table of bags and find the feature file of each.
 
@@ -61,6 +66,7 @@ def read_feature_manifest(
         features: Folder of feature files; folders below it are searched too.
         labelled: Whether bags have labels; if not, all are in test.
         slides_root: Where relative slides lie; the table's folder if None.
+        positive: Labels in words that mean 1, all others mean 0; none: labels are 0 and 1.
 
     Raises:
         InputError: The table is wrong, or the folder holds no feature files.
@@ -72,7 +78,7 @@ def read_feature_manifest(
         raise InputError(f"{path}: there are no bags below the header")
     if not labelled:
         table = table.drop(columns=["label", "split"], errors="ignore")
-    checked = check_bags(table, path, problems, labelled=labelled)
+    checked = check_bags(table, path, problems, labelled=labelled, positive=positive)
     scales = parse_scales(table, path, problems)
     raise_problems(problems)
     files = _feature_files(features)

@@ -11,6 +11,7 @@ its2clr    as TRIDENT, with mpp (of the tiles) and encoder
 ```
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from its2clr.cohort.features.tile_grids import (
     grid_of_patches,
     open_h5,
 )
+from its2clr.cohort.manifest import IMAGE_SUFFIXES
+from its2clr.cohort.slides.slide_files import SLIDE_SUFFIXES
 from its2clr.files import damage_said
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
 
@@ -97,6 +100,7 @@ def read_header(path: Path) -> FeatureHeader:
     Raises:
         FeatureProblem: It holds no features of tiles, or cannot be read.
     """
+    _check_kind(path)
     with damage_said(f"{path}: {_DAMAGED}", raised=FeatureProblem):
         if path.suffix.lower() == ".pt":
             return FeatureHeader("CLAM", *_checked_shape(path, tuple(_torch_features(path).shape)))
@@ -120,6 +124,7 @@ def read_foreign_features(
     Raises:
         FeatureProblem: It cannot be used.
     """
+    _check_kind(path)
     with damage_said(f"{path}: {_DAMAGED}", raised=FeatureProblem):
         return _read(path, mpp, coords)
 
@@ -181,13 +186,36 @@ def _torch_features(path: Path) -> Any:
     try:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        first = str(error).partition("\n")[0]
-        raise FeatureProblem(f"{path}: cannot be read as a file of tensors ({first})") from error
+        raise FeatureProblem(f"{path}: {_why_no_tensors(path, str(error))}") from error
     if isinstance(held, dict):
         held = held.get("features", held.get("feats"))
     if not isinstance(held, torch.Tensor):
         raise FeatureProblem(f"{path}: holds no tensor of features")
     return held.float().numpy()
+
+
+def _why_no_tensors(path: Path, said: str) -> str:
+    """What is wrong with a `.pt` file, in place of what torch says of it."""
+    held = re.search(r"GLOBAL (\S+)", said)
+    if held is None:
+        return "cannot be read as a file of tensors; it is damaged, or not written by torch.save"
+    kind = "NumPy arrays" if held[1].startswith("numpy") else f"Python objects ({held[1]})"
+    return (
+        f"holds {kind}, which could run code when they are loaded and are never read; save the features as HDF5, or as "
+        f"a tensor: `torch.save(torch.as_tensor(features), {path.name!r})`"
+    )
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse slides and images by their names, before they are taken for damaged files of features."""
+    suffix = path.suffix.lower()
+    if suffix in SLIDE_SUFFIXES or suffix in IMAGE_SUFFIXES:
+        what = "a slide or an image" if suffix in SLIDE_SUFFIXES else "an image"
+        known = ", ".join(SUFFIXES)
+        raise FeatureProblem(
+            f"{path}: is {what}, and features are expected ({known}): first extract them, with the program that made "
+            "the others"
+        )
 
 
 def _checked_shape(path: Path, shape: tuple[int, ...]) -> tuple[int, int]:

@@ -1,11 +1,12 @@
 """Annotations of a slide, whatever tool they come from, as one tumour geometry in pixels of level 0."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from its2clr.cohort.slides.geojson import read_geojson
-from its2clr.cohort.slides.masks import is_tiff, read_mask
-from its2clr.cohort.slides.shapes import Annotations, Shapes
+from its2clr.cohort.slides.masks import is_tiff, mask_values, read_mask
+from its2clr.cohort.slides.shapes import EMPTY, Annotations, Shape, Shapes
 from its2clr.cohort.slides.xml_annotations import read_xml_annotations
 from its2clr.errors import InputError
 from its2clr.files import damage_said
@@ -26,8 +27,9 @@ def read_annotations(
     Args:
         path: The file.
         level0_per_mask_pixel: For a mask, how many pixels of level 0 a pixel of it stands for, along a side.
-        classes: Groups, layers, class names or mask values that count as tumour. None: the names that are known to
-            be tumour (`shapes.TUMOUR_NAMES`), or everything if nothing has a name; for a mask, what is not 0.
+        classes: Groups, layers (by name or Id), class names or mask values that count as tumour. None: the names that
+            are known to be tumour (`shapes.TUMOUR_NAMES`), or everything if nothing has a name; for a mask, what is
+            not 0.
         level0_size: Width and height of the slide; gives the scale of a mask where that is not given.
 
     Raises:
@@ -39,15 +41,29 @@ def read_annotations(
         return _read(path, level0_per_mask_pixel, classes, level0_size)
 
 
+def read_shapes(path: Path) -> Shapes:
+    """Everything that is annotated, with its classes; of a mask its values, without their areas.
+
+    Raises:
+        InputError: As of `read_annotations`, but for what classes mean.
+    """
+    path = Path(path)
+    with damage_said(f"{path}: is damaged, or no annotation that is known", "save the annotations again"):
+        start, shapes = _first_bytes(path), Shapes(path)
+        if _is_mask(path, start):
+            values = mask_values(path, shapes)
+            return replace(shapes, named=[Shape(str(value), EMPTY) for value in values], is_mask=True)
+        return _outlines(path, start, shapes)
+
+
 def _read(
     path: Path,
     level0_per_mask_pixel: float | None,
     classes: Collection[str] | None,
     level0_size: tuple[int, int] | None,
 ) -> Annotations:
-    shapes = Shapes(path)
-    start = _first_bytes(path)
-    if start.startswith(b"\x89PNG") or is_tiff(path):
+    start, shapes = _first_bytes(path), Shapes(path)
+    if _is_mask(path, start):
         return read_mask(
             path,
             shapes,
@@ -55,13 +71,21 @@ def _read(
             level0_size=level0_size,
             classes=classes,
         )
+    return _outlines(path, start, shapes).tumour(classes)
+
+
+def _is_mask(path: Path, start: bytes) -> bool:
+    return start.startswith(b"\x89PNG") or is_tiff(path)
+
+
+def _outlines(path: Path, start: bytes, shapes: Shapes) -> Shapes:
     if start.startswith(b"<") or path.suffix.lower() == ".xml":
         read_xml_annotations(path, shapes)
     elif start.startswith((b"{", b"[")) or path.suffix.lower() in (".json", ".geojson"):
         read_geojson(path, shapes)
     else:
         raise InputError(f"{path}: is no file of annotations that is known; give {_FORMATS}")
-    return shapes.tumour(classes)
+    return shapes
 
 
 def _first_bytes(path: Path) -> bytes:

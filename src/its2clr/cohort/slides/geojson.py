@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from its2clr.cohort.slides.shapes import Ring, Shapes, finite
+from its2clr.cohort.slides.shapes import Ring, Shape, Shapes, finite
 from its2clr.errors import InputError
 
 _ADVICE = "export the annotations again as GeoJSON"
@@ -16,7 +16,8 @@ _WITHOUT_AREA = ("Point", "MultiPoint", "LineString", "MultiLineString")
 def read_geojson(path: Path, shapes: Shapes) -> None:
     """Collect the polygons of a Feature, a FeatureCollection, a bare geometry or a list of these.
 
-    The class is `properties.classification`: a name, or an object with `name` or `names` (QuPath).
+    The class is `properties.classification`: a name, or an object with `name` or `names` (QuPath). An object without a
+    class can be chosen by its name.
 
     Raises:
         InputError: If it is no JSON, or not GeoJSON where it claims to be.
@@ -25,13 +26,14 @@ def read_geojson(path: Path, shapes: Shapes) -> None:
     for place, feature in _features(_load(path), "", shapes):
         geometry = feature.get("geometry") if feature.get("type") == "Feature" else feature
         name = _class_name(feature.get("properties"), place, shapes)
+        also = () if name else _object_name(feature.get("properties"))
         if geometry is None:
             passed_over["feature without geometry"] += 1
             continue
         for rings_place, rings in _polygons(geometry, place, shapes, passed_over):
             read = [_ring(ring, f"{rings_place}, ring {number}", shapes) for number, ring in enumerate(rings, start=1)]
             if read:
-                shapes.named.append((name, shapes.polygon(rings_place, read[0], read[1:])))
+                shapes.named.append(Shape(name, shapes.polygon(rings_place, read[0], read[1:]), also))
     shapes.notes += [f"{count} x {kind}, which has no area; passed over" for kind, count in passed_over.items()]
 
 
@@ -69,6 +71,12 @@ def _class_name(properties: Any, place: str, shapes: Shapes) -> str:
     if value is not None and not isinstance(value, str):
         raise shapes.error(place, f"'classification' is no name but {value!r}", _ADVICE)
     return (value or "").strip()
+
+
+def _object_name(properties: Any) -> tuple[str, ...]:
+    """The name that QuPath gives an object beside its class."""
+    value = properties.get("name") if isinstance(properties, dict) else None
+    return (value.strip(),) if isinstance(value, str) and value.strip() else ()
 
 
 def _polygons(

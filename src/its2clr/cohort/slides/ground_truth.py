@@ -43,7 +43,7 @@ def read_ground_truth(slide: Slide, base: Level, classes: tuple[str, ...]) -> An
         found = read_annotations(slide.annotation, classes=classes or None, level0_size=(base.width, base.height))
     except InputError as error:
         raise SlideProblem(f"its annotation cannot be used: {error}") from error
-    outside = _share_outside(found.tumour, base)
+    outside = share_outside(found.tumour, base)
     if outside == 1:
         left, top, right, bottom = found.tumour.bounds
         place = f"x {left:.0f} to {right:.0f}, y {top:.0f} to {bottom:.0f}"
@@ -55,7 +55,7 @@ def read_ground_truth(slide: Slide, base: Level, classes: tuple[str, ...]) -> An
     return found
 
 
-def _share_outside(tumour: Any, base: Level) -> float:
+def share_outside(tumour: Any, base: Level) -> float:
     """The share of an area that is not on the slide; 0 of no area."""
     if not tumour.area:
         return 0.0
@@ -86,11 +86,14 @@ def label_tiles(
         return None, ()
     if annotations is None:
         return np.full(len(coords), slide.unannotated, np.int8), ()
+    if slide.unannotated != 0 and not annotations.tumour.area:
+        note = "nothing of its annotation counts as tumour, so it is not known which of its tiles are"
+        return np.full(len(coords), slide.unannotated, np.int8), (note,)
     labels = instance_labels(covered_share(annotations.tumour, coords, side), min_covered)
     positives = int((labels == 1).sum())
     if slide.unannotated == 0 and positives:
         return labels, (f"is labelled 0, but {positives} of its tiles hold annotated tumour; which of them is right?",)
-    if slide.unannotated != 0 and not positives and annotations.tumour.area:
+    if slide.unannotated != 0 and not positives:
         return labels, ("none of its kept tiles counts as tumour, though tumour is annotated; see its overview",)
     return labels, ()
 

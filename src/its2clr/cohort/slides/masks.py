@@ -68,6 +68,23 @@ def read_mask(
     return Annotations(shapely.transform(outline, lambda xy: xy * factor), tuple(shapes.notes))
 
 
+def mask_values(path: Path, shapes: Shapes) -> list[int]:
+    """The values of a mask that are not 0.
+
+    Raises:
+        InputError: If the file is damaged, too large or no mask.
+    """
+    pixels, _ = _read_pixels(path, shapes)
+    return sorted(_values(pixels) - {0})
+
+
+def _values(pixels: npt.NDArray[Any]) -> set[int]:
+    found: set[int] = set()
+    for first in range(0, len(pixels), _ROWS):
+        found |= {int(value) for value in np.unique(pixels[first : first + _ROWS])}
+    return found
+
+
 def _scale(path: Path, size: Size, given: float | None, level0_size: Size | None) -> float:
     if given is not None:
         if not 0 < given < np.inf:
@@ -165,13 +182,11 @@ def _select(pixels: npt.NDArray[Any], shapes: Shapes, classes: Collection[str] |
             shown = ", ".join(classes)
             advice = "give the values that count as tumour, for example 1"
             raise shapes.error("mask", f"classes of a mask are values, got {shown}", advice) from error
-    values: set[int] = set()
-    for first in range(0, len(pixels), _ROWS):
-        values |= set(np.unique(pixels[first : first + _ROWS]).tolist())
-        if len(values - {0}) > 1:
-            listed = ", ".join(str(int(value)) for value in sorted(values)[:_MOST_LISTED])
-            advice = f"say which values count as tumour, or {_ADVICE}"
-            raise shapes.error("mask", f"holds the values {listed}, expected 0 and one other", advice)
+    values = _values(pixels)
+    if len(values - {0}) > 1:
+        listed = ", ".join(str(value) for value in sorted(values)[:_MOST_LISTED])
+        advice = f"say with --class which values count as tumour, or {_ADVICE}"
+        raise shapes.error("mask", f"holds the values {listed}, expected 0 and one other", advice)
     tumour: Mask = pixels != 0
     return tumour
 

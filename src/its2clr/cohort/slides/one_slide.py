@@ -14,6 +14,7 @@ import numpy as np
 from its2clr.cohort.image_files import Resize, encode_tile
 from its2clr.cohort.layout import Encoding, LeftOut, tile_path
 from its2clr.cohort.packing import FINGERPRINT, BagResult, file_stamp, fingerprint, path_to_write, whole_tile_file
+from its2clr.cohort.slides.classes import shapes_of
 from its2clr.cohort.slides.glass import Glass
 from its2clr.cohort.slides.ground_truth import label_tiles, read_ground_truth
 from its2clr.cohort.slides.overview import Overview, overview_path
@@ -143,7 +144,7 @@ def left_out(slide: Slide, problem: str) -> SlideResult:
 
 def _pack(slide: Slide, image: SlideImage, spool: "Spool", out: Path, settings: SlideSettings) -> SlideResult:
     made_from = _fingerprint(slide, settings)  # before pixels are read: a slide that changes meanwhile is tiled again
-    mpp = slide_mpp(image.mpp, slide.mpp, settings.default_mpp)
+    mpp = _scale(slide, image, settings)
     plan = plan_tiles(image, mpp, settings.mpp, settings.tile_size, settings.overlap)
     annotations = read_ground_truth(slide, image.levels[0], settings.classes)
     test = TissueTest(settings.min_saturation, settings.min_tissue)
@@ -190,6 +191,7 @@ def _pack(slide: Slide, image: SlideImage, spool: "Spool", out: Path, settings: 
         notes.append(_MISLEADS)
         overview.distrust()
     path = path_to_write(out, slide.bag_id)
+    overview.add_margins(image)
     overview.save(overview_path(out, slide.bag_id), coords, None if annotations is None else annotations.tumour)
     write_tile_file(
         path,
@@ -215,6 +217,18 @@ def _pack(slide: Slide, image: SlideImage, spool: "Spool", out: Path, settings: 
         },
     )
     return SlideResult(counts.kept, notes=tuple(notes), counts=counts, identity=image.identity)
+
+
+def _scale(slide: Slide, image: SlideImage, settings: SlideSettings) -> MicronsPerPixel:
+    """The scale of level 0; where it is unknown, the problem says what the annotation says."""
+    try:
+        return slide_mpp(image.mpp, slide.mpp, settings.default_mpp)
+    except SlideProblem as problem:
+        shapes = None if slide.annotation is None else shapes_of(slide.annotation)
+        if shapes is None or shapes.mpp is None:
+            raise
+        said = f"its annotation says {shapes.mpp:g} um/px, which --annotation-mpp takes"
+        raise SlideProblem(f"{problem} ({said})") from problem
 
 
 def _fingerprint(slide: Slide, settings: SlideSettings) -> str:

@@ -1,6 +1,7 @@
 """A picture per slide: what was kept, and what was annotated, to be judged at a glance."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -9,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from its2clr.cohort.slides.slide_image import Level
+from its2clr.cohort.slides.slide_image import Level, SlideImage, SlideProblem
 from its2clr.cohort.slides.tiler import Plan
 from its2clr.files import atomic_path
+from its2clr.units import Level0Pixels
 
 OVERVIEWS_FOLDER = "overviews"
 _LARGEST_SIDE = 1024
@@ -32,6 +34,7 @@ class Overview:
         self._scale = min(1.0, _LARGEST_SIDE / max(base.width, base.height))  # canvas pixels per level-0 pixel
         size = (max(1, round(base.width * self._scale)), max(1, round(base.height * self._scale)))
         self._side = plan.side
+        self._end = (plan.columns - 1) * plan.step + plan.side, (plan.rows - 1) * plan.step + plan.side
         self._painted = Image.new("RGB", size, (255, 255, 255))
         self._thumbnail = None if thumbnail is None else thumbnail.resize(size, Image.Resampling.BILINEAR)
 
@@ -40,6 +43,38 @@ class Overview:
         left, top, right, bottom = self._box(x, y)
         small = image.resize((max(1, right - left), max(1, bottom - top)), Image.Resampling.NEAREST)
         self._painted.paste(small, (left, top))
+
+    def add_margins(self, slide: SlideImage) -> None:
+        """Paint what the grid leaves over at the right and lower edge, where there is no thumbnail.
+
+        What cannot be read there stays white: no tile is made of it.
+        """
+        if self._thumbnail is not None:
+            return
+        base, (right, bottom) = slide.levels[0], self._end
+        for left, top, width, height in (
+            (right, 0, base.width - right, base.height),
+            (0, bottom, right, base.height - bottom),
+        ):
+            for x in range(left, left + width, self._side):
+                for y in range(top, top + height, self._side):
+                    self._add_part(slide, x, y, min(self._side, left + width - x), min(self._side, top + height - y))
+
+    def _add_part(self, slide: SlideImage, x: int, y: int, width: int, height: int) -> None:
+        scale = self._scale
+        box = round(x * scale), round(y * scale), round((x + width) * scale), round((y + height) * scale)
+        if box[2] <= box[0] or box[3] <= box[1]:
+            return
+        level = max(
+            (number for number, one in enumerate(slide.levels) if one.downsample <= 1 / scale),
+            key=lambda number: slide.levels[number].downsample,
+            default=0,
+        )
+        downsample = slide.levels[level].downsample
+        size = max(1, round(width / downsample)), max(1, round(height / downsample))
+        with suppress(SlideProblem):
+            part = slide.read_region(Level0Pixels(x), Level0Pixels(y), level, *size)
+            self._painted.paste(part.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BOX), box[:2])
 
     def distrust(self) -> None:
         """Show the tiles that were read instead of the thumbnail: it is not of this slide."""

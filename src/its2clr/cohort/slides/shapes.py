@@ -3,12 +3,13 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import shapely
 
 from its2clr.errors import InputError
+from its2clr.wording import shortened
 
 Ring = Sequence[tuple[float, float]]
 
@@ -18,10 +19,52 @@ TUMOUR_NAMES = frozenset({"tumor", "tumour", "_0", "_1", "metastases", "metastas
 EXCLUDED_NAMES = frozenset({"exclusion", "_2", "normal", "ignore*"})
 """Names whose area is taken away from the tumour."""
 
+UNNAMED = "(no class)"
+"""How a shape without a class is shown, and chosen."""
+
+EMPTY: Any = shapely.Polygon()
+
 _SMALLEST_RING = 3
+_LISTED = 12
 _MOST_CROSSINGS = 50_000
 _PAIRS_AT_ONCE = 2**18
-_UNNAMED = "(no class)"
+
+
+class Shape(NamedTuple):
+    """An annotated area and what it is called.
+
+    Attributes:
+        name: Its class; "" where the file gives none.
+        area: A valid shapely Polygon or MultiPolygon.
+        also: Other names by which it can be chosen: of an ImageScope layer the name the program gave it, of an ASAP
+            group its own name, of an object in QuPath without a class its name.
+        number: The Id of an ImageScope layer.
+        regions: How many annotated regions it holds.
+    """
+
+    name: str
+    area: Any
+    also: tuple[str, ...] = ()
+    number: str = ""
+    regions: int = 1
+
+    @property
+    def shown(self) -> str:
+        """What to call it, as a person would choose it."""
+        names = [repr(name) for name in dict.fromkeys((self.name, *self.also)) if name]
+        number = f"Id {self.number}" if self.number else ""
+        if not names:
+            return number or UNNAMED
+        return " or ".join(names) + (f" ({number})" if number else "")
+
+    def is_called(self, wanted: str) -> bool:
+        """Whether this is one of its names, in any case."""
+        names = [name.casefold() for name in (self.name, *self.also) if name] or [UNNAMED]
+        return wanted.casefold() in names
+
+    def has_number(self, wanted: str) -> bool:
+        """Whether this is its Id, written `2` or `Id 2`."""
+        return bool(self.number) and wanted.casefold().removeprefix("id").strip() == self.number.casefold()
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +86,17 @@ class Shapes:
 
     Attributes:
         path: The file, for errors.
-        named: Class name and geometry of each shape; the name is "" where the file gives none.
+        named: The shapes.
         notes: What was repaired or passed over.
+        mpp: Microns per pixel of level 0 as the file says; None if it does not.
+        is_mask: Whether the classes are values of a mask, whose areas are not kept.
     """
 
     path: Path
-    named: list[tuple[str, Any]] = field(default_factory=list)
+    named: list[Shape] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    mpp: float | None = None
+    is_mask: bool = False
 
     def polygon(self, place: str, exterior: Ring, holes: Sequence[Ring] = ()) -> Any:
         """Make a valid polygon of its rings, closed or not; repairs and what cannot be used are noted.
@@ -82,37 +129,62 @@ class Shapes:
         """Tumour shapes less excluded ones.
 
         Args:
-            classes: Names that count as tumour, in any case; those of `EXCLUDED_NAMES` not among them are still
-                taken away, all others are passed over. None: those of `TUMOUR_NAMES`, or every shape if no shape
-                has a name; any other name is an error, since what it means is not known.
+            classes: What counts as tumour: names in any case, or Ids of layers; shapes of `EXCLUDED_NAMES` not among
+                them are still taken away, all others are passed over. None: those of `TUMOUR_NAMES`, or every shape if
+                no shape has a name; any other name is an error, since what it means is not known.
 
         Raises:
             InputError: If there are names that are not known and `classes` is None.
         """
-        names = sorted({name for name, _ in self.named})
-        wanted = _wanted(classes, names)
-        excluded = EXCLUDED_NAMES - wanted
-        self._check_names([name for name in names if name.casefold() not in wanted | excluded], names, classes)
-        tumour = union(shape for name, shape in self.named if name.casefold() in wanted)
-        taken = union(shape for name, shape in self.named if name.casefold() in excluded)
+        chosen, others = self.chosen(classes), self.unknown(classes)
+        if classes is None and others:
+            raise self.error(
+                "annotations",
+                f"it is not known whether these classes are tumour: {shortened(others, _LISTED)}",
+                "name the classes that count as tumour with --class",
+            )
+        if others:
+            self.notes.append(f"classes that do not count as tumour: {shortened(others, _LISTED)}")
+        if classes is None and self._unnamed:
+            listed = shortened(list(dict.fromkeys(shape.shown for shape in self.named)), _LISTED)
+            self.notes.append("no annotation has a class; all count as tumour" + _in_brackets(listed))
+        if not self.named:
+            self.notes.append("there are no annotated areas")
+        tumour = union(shape.area for shape, counts in zip(self.named, chosen, strict=True) if counts)
+        taken = union(
+            shape.area for shape, counts in zip(self.named, chosen, strict=True) if not counts and _excluded(shape)
+        )
         if not taken.is_empty:
             tumour = polygonal(shapely.difference(tumour, taken))
         return Annotations(tumour, tuple(self.notes))
 
-    def _check_names(self, others: list[str], names: list[str], classes: Collection[str] | None) -> None:
-        shown = ", ".join(repr(name) if name else _UNNAMED for name in others)
-        if classes is None and others:
-            raise self.error(
-                "annotations",
-                f"it is not known whether these classes are tumour: {shown}",
-                "name the classes that count as tumour",
-            )
-        if others:
-            self.notes.append(f"classes that do not count as tumour: {shown}")
-        if classes is None and names == [""]:
-            self.notes.append("no annotation has a class; all count as tumour")
-        if not names:
-            self.notes.append("there are no annotated areas")
+    @property
+    def _unnamed(self) -> bool:
+        return bool(self.named) and not any(shape.name for shape in self.named)
+
+    def chosen(self, classes: Collection[str] | None) -> list[bool]:
+        """Which shapes count as tumour; see `tumour`."""
+        if classes is None:
+            return [self._unnamed or shape.name.casefold() in TUMOUR_NAMES for shape in self.named]
+        return [any(found) for found in zip(*map(self.called, classes), strict=True)] or [False] * len(self.named)
+
+    def called(self, wanted: str) -> list[bool]:
+        """Which shapes have this name or, if none has, are of the layer with this Id."""
+        named = [shape.is_called(wanted) for shape in self.named]
+        return named if any(named) else [shape.has_number(wanted) for shape in self.named]
+
+    def unknown(self, classes: Collection[str] | None) -> list[str]:
+        """What neither counts as tumour nor is excluded, as a person would choose it."""
+        pairs = zip(self.named, self.chosen(classes), strict=True)
+        return sorted({shape.shown for shape, counts in pairs if not counts and not _excluded(shape)})
+
+
+def _excluded(shape: Shape) -> bool:
+    return shape.name.casefold() in EXCLUDED_NAMES
+
+
+def _in_brackets(listed: str) -> str:
+    return "" if listed == UNNAMED else f" ({listed})"
 
 
 def _crossings(geometry: Any) -> int:
@@ -129,12 +201,6 @@ def _crossings(geometry: Any) -> int:
         if found > 2 * _MOST_CROSSINGS:  # each is found from both sides
             break
     return found // 2
-
-
-def _wanted(classes: Collection[str] | None, names: list[str]) -> frozenset[str]:
-    if classes is not None:
-        return frozenset(name.casefold() for name in classes)
-    return TUMOUR_NAMES | {""} if names == [""] else TUMOUR_NAMES
 
 
 def union(geometries: Any) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from its2clr.cohort.image_files import check_tile_settings
 from its2clr.cohort.layout import PROBLEMS_FILE, CohortInfo
 from its2clr.cohort.packing import PackSummary, SplitPlan, pack_cohort
+from its2clr.cohort.slides.classes import check_chosen_classes
 from its2clr.cohort.slides.cluster import WorkersDied, spread
 from its2clr.cohort.slides.one_slide import SlideResult, SlideSettings, TileCounts, finished, left_out, pack_slide
 from its2clr.cohort.slides.slide_image import check_mpp
@@ -57,6 +58,7 @@ class SlideSummary(PackSummary):
             lines.append(f"slides left out: {len(self.left_out)} ({self.path / PROBLEMS_FILE})")
             problems = shortened_lines([f"{one.bag_id}: {one.problem}" for one in self.left_out])
             lines += [f"  {line}" for line in problems]
+        lines += [f"note: {self.remark}"] if self.remark else []
         notes = [f"note: {bag_id}: {note}" for bag_id, note in self.notes]
         return lines + shortened_lines(notes, more="more notes, each in attribute `notes` of its tile file")
 
@@ -89,11 +91,12 @@ def pack_slides(
         progress: Called after each slide.
 
     Raises:
-        InputError: If a setting is wrong, the folder holds something else, no slide is left, or a split lacks a
-            class because slides were left out.
+        InputError: If a setting is wrong, a class is in no annotation or of unknown meaning, the folder holds something
+            else, no slide is left, or a split lacks a class because slides were left out.
         OSError: If the folder cannot be written.
     """
     check_slide_settings(settings)
+    check_chosen_classes(manifest.slides, settings.classes, workers)
     out = Path(out).absolute()
     splits = SplitPlan(manifest, fractions, seed)
     info = CohortInfo(

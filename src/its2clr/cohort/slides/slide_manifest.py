@@ -1,13 +1,15 @@
 """Read the table of slides: `bag_id,file,label[,patient,split,mpp,annotation]`, one row per slide."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
 from its2clr.cohort.layout import LeftOut
 from its2clr.cohort.manifest import BagTable, check_bags
+from its2clr.cohort.slides.slide_files import find_slides
 from its2clr.cohort.slides.slide_image import LARGEST_MPP, SMALLEST_MPP, is_possible
 from its2clr.cohort.tables import UNKNOWN_LABEL, Problem, at_row, column_cells, raise_problems, read_columns
 from its2clr.errors import InputError
@@ -15,7 +17,6 @@ from its2clr.units import MicronsPerPixel
 
 _OWN_COLUMNS = ("file", "mpp", "annotation", "n_instances", "path")
 _ADVICE = {
-    "file": "it names the slide of each row",
     "label": "name another column with --label, or pack slides without labels with --unlabelled",
 }
 
@@ -71,6 +72,8 @@ def read_slide_manifest(
     slides_root: Path | None = None,
     annotations_root: Path | None = None,
     labelled: bool = True,
+    positive: Collection[str] = (),
+    annotation_scale: bool = False,
 ) -> SlideManifest:
     """Read and check a manifest of slides.
 
@@ -81,6 +84,9 @@ def read_slide_manifest(
         slides_root: Where relative files lie; the table's own folder if not given.
         annotations_root: Where relative annotations lie; the table's own folder if not given.
         labelled: Whether bags have labels. If not, labels and splits are ignored, and every bag is in test.
+        positive: Labels in words that mean 1, all others mean 0; none: labels are 0 and 1.
+        annotation_scale: Whether a slide whose scale neither its file nor the table says has the one that its
+            annotation says (`MicronsPerPixel` of ImageScope).
 
     Raises:
         InputError: With all problems of the manifest, each with file and row.
@@ -88,13 +94,15 @@ def read_slide_manifest(
     path = Path(path)
     problems: list[Problem] = []
     column = label or "label"
-    table = read_columns(path, ["bag_id", "file", *([column] if labelled else [])], _ADVICE)
+    table = read_columns(path, ["bag_id", *([column] if labelled else [])], _ADVICE)
+    if "file" not in table.columns:
+        table = table.assign(file=_files_by_name(table, path, slides_root or path.parent, problems))
     if table.empty:
         raise InputError(f"{path}: there are no slides below the header")
     table, left_out = _choose_label(table, column, labelled=labelled, may_be_empty=label is not None)
     if table.empty:
         raise InputError(f"{path}: no slide has a label in column {column!r}")
-    bags = check_bags(table, path, problems, labelled=labelled)
+    bags = check_bags(table, path, problems, labelled=labelled, positive=positive)
     slides = _list_slides(
         table.assign(label=bags.bags["label"]) if labelled else table,
         path,
@@ -103,7 +111,40 @@ def read_slide_manifest(
         problems,
     )
     raise_problems(problems)
+    if annotation_scale:
+        slides = tuple(map(_with_annotated_scale, slides))
     return SlideManifest(**vars(bags.without(_OWN_COLUMNS)), slides=slides, label=column, left_out=left_out)
+
+
+def _files_by_name(table: pd.DataFrame, path: Path, folder: Path, problems: list[Problem]) -> list[str]:
+    """The slide of each row, where no column names it: the one in a folder that is called as the bag is."""
+    found: dict[str, list[Path]] = {}
+    for file in find_slides(folder.absolute()) if folder.is_dir() else ():
+        for name in {file.stem, file.name}:
+            found.setdefault(name, []).append(file)
+    files = []
+    for row, bag_id in column_cells(table, "bag_id"):
+        own = found.get(bag_id, [])
+        if len(own) > 1:
+            several = " and ".join(str(file) for file in own[:2])
+            problems.append(Problem(at_row(path, row), f"bag {bag_id!r} could be {several}; add a column 'file'"))
+        files.append(str(own[0]) if own else f"{bag_id}.*")
+    if not any(bag_id in found for bag_id in table["bag_id"]):
+        message = f"column 'file' is missing, and no slide in {folder} is called as a bag; name their folder"
+        raise InputError(f"{at_row(path, 1)}: {message} with --slides-root, or add the column")
+    return files
+
+
+def _with_annotated_scale(slide: Slide) -> Slide:
+    from its2clr.cohort.slides.annotations import read_shapes
+
+    if slide.mpp is not None or slide.annotation is None:
+        return slide
+    try:
+        said = read_shapes(slide.annotation).mpp
+    except InputError:  # tiling says why
+        return slide
+    return replace(slide, mpp=MicronsPerPixel(said)) if said is not None and is_possible(said) else slide
 
 
 def _choose_label(

@@ -3,13 +3,14 @@
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import shapely
 import shapely.affinity
 
-from its2clr.cohort.slides.shapes import EXCLUDED_NAMES, TUMOUR_NAMES, Ring, Shapes, finite, polygonal, union
+from its2clr.cohort.slides.shapes import EXCLUDED_NAMES, TUMOUR_NAMES, Ring, Shape, Shapes, finite, polygonal, union
 from its2clr.errors import InputError
 
 _ASAP, _IMAGESCOPE = "ASAP_Annotations", "Annotations"
@@ -77,9 +78,9 @@ def _read_asap(root: ET.Element, shapes: Shapes) -> None:
             shapes.notes.append(f"{place} is a {kind}, which has no area; passed over")
             continue
         ring = _asap_ring(annotation, place, shapes)
-        shapes.named.append(
-            (_asap_group(annotation.get("PartOfGroup", _NO_GROUP), parents), shapes.polygon(place, ring))
-        )
+        own = annotation.get("PartOfGroup", _NO_GROUP)
+        also = () if own == _NO_GROUP else (own,)
+        shapes.named.append(Shape(_asap_group(own, parents), shapes.polygon(place, ring), also))
 
 
 def _asap_ring(annotation: ET.Element, place: str, shapes: Shapes) -> Ring:
@@ -112,9 +113,12 @@ def _asap_group(name: str, parents: Mapping[str, str]) -> str:
 def _read_imagescope(root: ET.Element, shapes: Shapes) -> None:
     """Collect the layers of an ImageScope file: the regions of each, less its negative regions.
 
-    The class is the name of the layer; a layer without a name, or with ImageScope's own such as "Layer 1", has none.
-    Rectangles and ellipses that are given by two corners are drawn out; rulers and arrows are noted.
+    The class is the name of the layer; a layer without a name, or with ImageScope's own such as "Layer 1", has none; it
+    can be chosen by that name or by its Id. The file also says the scale, in `MicronsPerPixel`. Rectangles and ellipses
+    that are given by two corners are drawn out; rulers and arrows are noted.
     """
+    with suppress(ValueError):
+        shapes.mpp = finite(root.get("MicronsPerPixel", "")) or None
     for number, layer in enumerate(root.iter("Annotation"), start=1):
         areas: dict[bool, list[Any]] = {False: [], True: []}
         for count, region in enumerate(layer.iter("Region"), start=1):
@@ -123,14 +127,11 @@ def _read_imagescope(root: ET.Element, shapes: Shapes) -> None:
             areas[negative].append(_region(region, place, shapes))
         if areas[False]:
             geometry = polygonal(shapely.difference(union(areas[False]), union(areas[True])))
-            shapes.named.append((_layer_name(layer), geometry))
+            name = layer.get("Name", "").strip()
+            given = "" if _DEFAULT_NAME.fullmatch(name) else name
+            shapes.named.append(Shape(given, geometry, (name,), layer.get("Id", "").strip(), len(areas[False])))
         elif areas[True]:
             shapes.notes.append(f"layer {layer.get('Id', number)} has negative regions only; passed over")
-
-
-def _layer_name(layer: ET.Element) -> str:
-    name = layer.get("Name", "").strip()
-    return "" if _DEFAULT_NAME.fullmatch(name) else name
 
 
 def _region(region: ET.Element, place: str, shapes: Shapes) -> Any:
