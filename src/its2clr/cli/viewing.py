@@ -8,7 +8,7 @@ import typer
 
 from its2clr.cli.options import DefaultMppOption, MachineSetOption, WorkersOption
 from its2clr.cli.output import say
-from its2clr.errors import InputError
+from its2clr.errors import InputError, extra_needed
 from its2clr.units import MicronsPerPixel
 
 
@@ -59,7 +59,11 @@ def view(
     best through a tunnel: `ssh -t -L 8000:localhost:8000 server its2clr view runs/mine`. To let others in:
     `its2clr view runs/mine --host 0.0.0.0`.
     """
-    from its2clr.viewer.serve import serve
+    with extra_needed("`its2clr view`", "viewer"):
+        import uvicorn  # noqa: F401 - before anything is predicted
+
+        from its2clr.viewer.app import create_app  # noqa: F401
+        from its2clr.viewer.serve import serve
 
     shown = folder
     if inputs:
