@@ -11,6 +11,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 from report_pages import Page
+from scipy.stats import binomtest
+from sklearn.decomposition import PCA
 from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
 
 from its2clr.cohort import Cohort
@@ -156,15 +158,15 @@ def test_curves_are_scikit_learns(count):
     generator = np.random.default_rng(count)
     labels = (generator.random(count) < 0.3).astype(np.int64)
     scores = np.round(generator.normal(size=count) + labels, 3)
-    found, expected = figure_data.roc(labels, scores), roc_curve(labels, scores)[:2]
-    assert found.area == roc_auc_score(labels, scores)
+    found, expected = figure_data.roc(labels, scores), roc_curve(labels, scores, drop_intermediate=False)[:2]
+    assert found.area == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
     assert {*zip(found.x, found.y, strict=True)} <= {*zip(*expected, strict=True)}
     assert len(found.x) <= figure_data.MOST_POINTS + 2
     assert np.trapezoid(found.y, found.x) == pytest.approx(found.area, abs=2e-3)
     assert (found.x[0], found.y[0], found.x[-1], found.y[-1]) == (0, 0, 1, 1)
     found = figure_data.precision_recall(labels, scores)
     precision, recall, _ = precision_recall_curve(labels, scores)
-    assert found.area == average_precision_score(labels, scores)
+    assert found.area == pytest.approx(average_precision_score(labels, scores), abs=1e-12)
     assert {*zip(found.x, found.y, strict=True)} <= {*zip(recall, precision, strict=True)}
     assert -np.sum(np.diff(found.x) * found.y[:-1]) == pytest.approx(found.area, abs=5e-3)
 
@@ -176,6 +178,18 @@ def test_reliability_counts_every_bag():
     assert [(one.bags, round(one.positive, 3)) for one in found] == [(3, 0.333), (1, 0.0), (2, 1.0)]
     assert found[0].predicted == pytest.approx(0.25 / 3)
     assert all(one.low <= one.positive <= one.high for one in found)
+    for one in found:
+        expected = binomtest(round(one.positive * one.bags), one.bags).proportion_ci(method="wilson")
+        assert (one.low, one.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_the_plane_is_that_of_scikit_learns_components():
+    features = np.random.default_rng(0).normal(size=(40, 5)) * [5, 3, 1, 1, 0.5]
+    fitted = np.arange(0, 40, 2)
+    places, shares = figure_data.in_plane(features, fitted)
+    expected = PCA(2, svd_solver="full").fit(features[fitted])
+    np.testing.assert_allclose(places, expected.transform(features), atol=1e-9)
+    np.testing.assert_allclose(shares, expected.explained_variance_ratio_)
 
 
 def test_tiles_are_the_right_ones(evaluated_run):

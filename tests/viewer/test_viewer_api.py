@@ -205,7 +205,7 @@ def check_tiles(client, viewer, number, *, coarse_from):
     size = description["Size"]["Width"], description["Size"]["Height"]
     assert (description["TileSize"], description["Overlap"], description["Format"]) == (TILE, OVERLAP, "jpg")
     zoom = DeepZoom(size)
-    with open_canvas(viewer.scores.cohort.tile_file(viewer.table.bag_id[number])) as canvas:
+    with open_canvas(viewer.shown.run.cohort.tile_file(viewer.table.bag_id[number])) as canvas:
         assert canvas.size == size
         whole = canvas.read(0, 0, *size, size)
         for level in range(zoom.levels):
@@ -446,7 +446,7 @@ def test_ten_thousand_bags_are_quick(tmp_path):
 def test_damage_is_told(tmp_path):
     run = write_run(tmp_path / "run", write_cohort(tmp_path / "cohort", [f"b{n}" for n in range(6)]))
     client, viewer = client_of(run)
-    path = viewer.scores.cohort.tile_file("b0").path
+    path = viewer.shown.run.cohort.tile_file("b0").path
     path.write_bytes(path.read_bytes()[:200])
     answer = client.get("/api/bags/0")
     assert answer.status_code == 500

@@ -2,13 +2,14 @@
 
 import base64
 import io
+import json
 import shutil
 import threading
 
 import numpy as np
 import pytest
 from PIL import Image
-from tests.viewer.viewer_runs import HOSTILE, write_cohort, write_run
+from tests.viewer.viewer_runs import HOSTILE, write_cohort, write_overlapping, write_run
 
 from its2clr.cohort.tiles import decode
 from its2clr.run.scores import Model, RunScores
@@ -122,6 +123,30 @@ def wait_for_bag(page, name):
     )
 
 
+def list_by_name(page):
+    """All bags by name, instead of the test bags from the most suspicious down."""
+    show_list(page)
+    page.select_option("#split", "")
+    page.select_option("#sort", "bag")
+    page.click("#direction")
+    page.wait_for_function(
+        "() => { const names = [...document.querySelectorAll('.bag .name')].map((one) => one.textContent);"
+        " return names.length > 1 && names.every((name, n) => n === 0 || names[n - 1] < name)"
+        " && document.getElementById('bags').getAttribute('aria-busy') === 'false'; }"
+    )
+
+
+def show_list(page):
+    if page.is_visible("#pane-bags"):  # in a narrow window
+        page.click("#pane-bags")
+
+
+def click_bag(page, place, name):
+    show_list(page)
+    page.click(f"#bag-{place}")
+    wait_for_bag(page, name)
+
+
 def wait_for_text(page, selector, text):
     page.wait_for_function(
         "([selector, text]) => document.querySelector(selector)?.textContent === text", arg=[selector, text]
@@ -163,7 +188,7 @@ def place_of(page, bag, instance):
 
 def first_of(served, split, label=1):
     """Number and name of the first bag of a split."""
-    bags = RunScores(served.viewer.scores.run).cohort.bags
+    bags = RunScores(served.viewer.shown.run.run).cohort.bags
     number = int(np.flatnonzero((bags["split"] == split) & (bags["label"] == label))[0])
     return number, bags["bag_id"][number]
 
@@ -176,7 +201,7 @@ def test_a_bag_is_chosen_with_the_mouse_and_its_heat_is_right(served, watched):
     page.click(".bag")
     wait_for_bag(page, name)
     show_all(page)
-    scores = served.viewer.scores.bag(name)
+    scores = served.viewer.shown.run.bag(name)
     bag = served.viewer.bag(number)
     shown = heat(page)
     corner = page.locator("#picture").bounding_box()
@@ -210,8 +235,8 @@ def test_the_colours_are_viridis(served, watched):
 def test_bags_are_walked_with_the_keys(served, watched):
     page = watched.open(served.address)
     bag_ids = served.viewer.table.bag_id
-    page.keyboard.press("j")
-    wait_for_bag(page, bag_ids[0])
+    list_by_name(page)
+    click_bag(page, 0, bag_ids[0])
     page.keyboard.press("j")
     wait_for_bag(page, bag_ids[1])
     page.keyboard.press("k")
@@ -239,14 +264,45 @@ def test_a_key_waits_for_the_list_that_was_asked_for(served, watched):
         waiting.append(route)
 
     page.route("**/api/bags?*", hold)
-    page.select_option("#split", "test")
+    page.select_option("#split", "val")
     page.keyboard.press("Escape")
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("j")
     while not waiting:
         page.wait_for_timeout(20)
     waiting[0].continue_()
-    wait_for_bag(page, table.bag_id[list(table.split).index("test")])
+    wait_for_bag(page, most_suspicious(table, "val"))
+
+
+def most_suspicious(table, split):
+    """The bag of a split with the highest probability by the model that is shown first."""
+    best = table.probability[table.models.index(Model("refined", "dsmil"))]
+    numbers = [number for number, one in enumerate(table.split) if one == split]
+    return table.bag_id[max(numbers, key=lambda number: best[number])]
+
+
+def test_it_opens_on_the_most_suspicious_test_bag(served, watched):
+    page = watched.open(served.address)
+    table = served.viewer.table
+    wait_for_bag(page, most_suspicious(table, "test"))
+    assert page.get_attribute("#bag-0", "aria-selected") == "true"
+    shown = page.locator(".bag .score").all_inner_texts()
+    assert shown == sorted(shown, reverse=True)
+    assert len(shown) == table.split.count("test")
+
+
+def test_the_list_has_thumbnails(served, watched):
+    page = watched.open(served.address)
+    page.wait_for_function("() => document.querySelector('.bag img').naturalWidth > 0")
+    first = page.get_attribute(".bag img", "src")
+    number = served.viewer.table.number[page.inner_text(".bag .name")]
+    assert first == f"api/bags/{number}/thumbnail"
+    with Image.open(io.BytesIO(served.viewer.thumbnail(number))) as found:
+        assert max(found.size) == 96
+        whole = served.viewer.pictures.jpeg(number, 7, 0, 0)
+        with Image.open(io.BytesIO(whole)) as picture:
+            expected = np.asarray(picture.resize(found.size, Image.Resampling.BOX), dtype=int)
+        assert np.abs(np.asarray(found, dtype=int) - expected).mean() < 12
 
 
 def test_heat_follows_threshold_opacity_and_model(served, watched):
@@ -255,7 +311,7 @@ def test_heat_follows_threshold_opacity_and_model(served, watched):
     wait_for_bag(page, name)
     show_all(page)
     everything = heat(page)
-    scores = served.viewer.scores.bag(name)
+    scores = served.viewer.shown.run.bag(name)
     middle = float(np.sort(scores.instances)[len(scores.instances) // 2])
     set_slider(page, "threshold", f"{middle:.2f}")
     some = heat(page)
@@ -274,7 +330,7 @@ def test_heat_follows_threshold_opacity_and_model(served, watched):
     assert (other != everything).any()
     viridis = served_colours(page)
     x, y = place_of(page, served.viewer.bag(number), 0)
-    expected = served.viewer.scores.bag(name, Model("start", "dsmil")).instances[0]
+    expected = served.viewer.shown.run.bag(name, Model("start", "dsmil")).instances[0]
     assert other[round(y - box["y"]), round(x - box["x"])].tolist() == [*viridis[round(expected * 255)], 255]
     page.uncheck("#show-heat")
     assert not heat(page).any()
@@ -324,7 +380,7 @@ def test_rounds_change_the_heat_and_mark_the_pseudo_labels(served, watched):
     page.uncheck("#show-truth")
     final, plain = heat(page), pixels(page, "#marks")
     assert not plain.any()
-    rounds = served.viewer.scores.rounds
+    rounds = served.viewer.shown.run.rounds
     seen = []
     for epoch in reversed(rounds):
         page.keyboard.press("[")
@@ -381,13 +437,13 @@ def test_a_clicked_instance_shows_tile_scores_and_neighbours(served, watched):
     page.keyboard.press("Escape")
     wait_for_text(page, "#details h2", "Bag")
     page.keyboard.press("n")
-    best = int(np.argmax(served.viewer.scores.bag(other["bag_id"]).instances))
+    best = int(np.argmax(served.viewer.shown.run.bag(other["bag_id"]).instances))
     wait_for_text(page, "#details h2", f"Instance {best}")
 
 
 def test_the_page_comes_back_as_it_was(served, watched):
     number, name = first_of(served, "train")
-    epoch = served.viewer.scores.rounds[0]
+    epoch = served.viewer.shown.run.rounds[0]
     page = watched.open(f"{served.address}#bag={number}&instance=3&round={epoch}&model=start%2Bdsmil")
     wait_for_bag(page, name)
     assert page.inner_text("#shown") == f"round after epoch {epoch}"
@@ -404,17 +460,17 @@ def test_the_page_comes_back_as_it_was(served, watched):
 def test_both_schemes_and_small_windows_hold_everything(served, browser, scheme):
     watched = Watched(browser, color_scheme=scheme)
     page = watched.open(served.address)
-    page.keyboard.press("j")
-    wait_for_bag(page, served.viewer.table.bag_id[0])
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (max(map(int, ground[4:-1].split(","))) < 128) == (scheme == "dark")
     page.keyboard.press("t")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != ground
-    for width, height in ((1280, 800), (1024, 700)):
+    for width, height in ((1280, 800), (1024, 700), (420, 800)):
         page.set_viewport_size({"width": width, "height": height})
         size = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
         assert size == [width, height]
-        for name in ("#help-button", "#next-page", "#legend", "#zoom-in", "#show-labels"):
+        if width < 760:
+            page.click("#menu")  # the settings are behind it
+        for name in ("#help-button", "#next-page", "#legend", "#zoom-in", "#mark-undo", "#show-labels"):
             box = page.locator(name).bounding_box()
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= width
@@ -428,13 +484,13 @@ def test_both_schemes_and_small_windows_hold_everything(served, browser, scheme)
     assert watched.wrong == []
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1000, 480), (800, 700), (700, 700)])
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1000, 480), (800, 700), (700, 700), (420, 800)])
 def test_the_heading_of_a_bag_is_whole_in_narrow_windows(hostile, watched, width, height):
     watched.page.set_viewport_size({"width": width, "height": height})
     page = watched.open(hostile.address)
-    for name in sorted(HOSTILE):
-        page.keyboard.press("j")
-        wait_for_bag(page, name)
+    list_by_name(page)
+    for place, name in enumerate(sorted(HOSTILE)):
+        click_bag(page, place, name)
         cut = page.evaluate(
             """() => {
               const heading = document.getElementById('heading'), room = heading.getBoundingClientRect();
@@ -464,8 +520,6 @@ def fits(page):
 
 def test_a_fitted_picture_stays_fitted_and_another_stays_where_it_is(hostile, watched):
     page = watched.open(hostile.address)
-    page.keyboard.press("j")
-    wait_for_bag(page, sorted(HOSTILE)[0])
     show_all(page)
     page.set_viewport_size({"width": 900, "height": 420})
     assert fits(page)
@@ -479,10 +533,10 @@ def test_a_fitted_picture_stays_fitted_and_another_stays_where_it_is(hostile, wa
 def test_hostile_names_are_shown_as_text(hostile, watched):
     page = watched.open(hostile.address)
     assert "token" not in page.url
+    list_by_name(page)
     assert page.locator(".bag .name").all_inner_texts() == sorted(HOSTILE)
-    for name in sorted(HOSTILE):
-        page.keyboard.press("j")
-        wait_for_bag(page, name)
+    for place, name in enumerate(sorted(HOSTILE)):
+        click_bag(page, place, name)
         page.keyboard.press("n")
         page.wait_for_function(
             "name => document.querySelector('#details dl')?.textContent.includes(`${name} tile`)", arg=name
@@ -498,18 +552,19 @@ def test_hostile_names_are_shown_as_text(hostile, watched):
 
 def test_a_late_answer_does_not_put_one_bag_under_the_name_of_another(hostile, watched):
     page = watched.open(hostile.address)
+    list_by_name(page)
     first, second = (hostile.viewer.table.number[name] for name in sorted(HOSTILE)[:2])
+    click_bag(page, 5, sorted(HOSTILE)[5])
     waiting = []
 
     def hold(route):
         waiting.append(route)
 
     page.route(f"**/api/bags/{first}/dzi", hold)
-    page.keyboard.press("j")
+    page.click("#bag-0")
     while not waiting:
         page.wait_for_timeout(20)
-    page.keyboard.press("j")
-    wait_for_bag(page, sorted(HOSTILE)[1])
+    click_bag(page, 1, sorted(HOSTILE)[1])
     page.wait_for_timeout(500)  # its tiles are drawn
     before = pixels(page, "#picture canvas")
     waiting[0].continue_()
@@ -525,8 +580,10 @@ def test_a_late_answer_does_not_put_one_bag_under_the_name_of_another(hostile, w
 def test_trouble_is_said_on_the_page(hostile, browser):
     watched = Watched(browser)
     page = watched.open(hostile.address)
+    list_by_name(page)
+    click_bag(page, 5, sorted(HOSTILE)[5])
     page.route("**/api/bags/*/scores*", lambda route: route.abort())
-    page.keyboard.press("j")
+    page.click("#bag-0")
     page.wait_for_selector("#problem:not([hidden])")
     assert "does not answer" in page.inner_text("#problem-text")
     page.unroute("**/api/bags/*/scores*")
@@ -534,3 +591,191 @@ def test_trouble_is_said_on_the_page(hostile, browser):
     wait_for_bag(page, sorted(HOSTILE)[1])
     assert not page.is_visible("#problem")
     watched.context.close()
+
+
+@pytest.fixture
+def overlapping(tmp_path):
+    """Slides with an annotation, cut into tiles that overlap; may be marked."""
+    server = Served(write_run(tmp_path / "run", write_overlapping(tmp_path / "cohort"), features=False))
+    yield server
+    server.stop()
+
+
+def lines(page, colour):
+    """Where the marks are drawn in a colour: rows, columns of the picture's element."""
+    found = pixels(page, "#marks").astype(int)
+    return (np.abs(found[..., :3] - np.array(colour)).sum(axis=-1) < 12) & (found[..., 3] > 250)
+
+
+def test_an_outline_leaves_what_it_points_at_in_sight(served, watched):
+    number, name = first_of(served, "test")
+    page = watched.open(f"{served.address}#bag={number}")
+    wait_for_bag(page, name)
+    page.uncheck("#show-truth")
+    bag, scores = served.viewer.bag(number), served.viewer.shown.run.bag(name)
+    middle = float(f"{np.sort(scores.instances)[len(scores.instances) // 2]:.2f}")
+    set_slider(page, "threshold", middle)
+    assert heat(page).any()
+    page.keyboard.press("i")
+    assert page.is_checked("#show-outline")
+    assert page.is_disabled("#opacity")
+    assert not heat(page).any()
+    assert page.is_visible("#outline-key")
+    drawn, outline = pixels(page, "#marks"), lines(page, (0xFF, 0xE6, 0))
+    assert outline.any()
+    corner = page.locator("#picture").bounding_box()
+    side = bag["side"] * min(corner["width"] / bag["width"], corner["height"] / bag["height"])
+    for instance, probability in enumerate(scores.instances):
+        if probability < middle:
+            continue
+        x, y = (round(a - b) for a, b in zip(place_of(page, bag, instance), (corner["x"], corner["y"]), strict=True))
+        half = int(side / 2) - 1
+        assert not drawn[y - half : y + half, x - half : x + half].any()  # nothing lies on the tile
+    page.keyboard.press("h")
+    assert not pixels(page, "#marks").any()
+
+
+def test_an_annotation_is_drawn_as_the_person_drew_it(overlapping, watched):
+    page = watched.open(f"{overlapping.address}#bag=1")
+    wait_for_bag(page, "s1")
+    page.uncheck("#show-heat")
+    wait_for_text(page, "#truth-name", "annotation")
+    corner = page.locator("#picture").bounding_box()
+    scale = min(corner["width"], corner["height"]) / 192
+    middle = corner["width"] / 2, corner["height"] / 2
+    cyan = lines(page, (0, 0xF0, 0xFF))
+    y, x = np.nonzero(cyan)
+    distance = np.hypot(x - middle[0], y - middle[1]) / scale
+    assert cyan.sum() > 200
+    assert np.abs(distance - 40).max() < 1.5  # on the circle, and no tile box anywhere
+    assert len(np.unique((np.arctan2(y - middle[1], x - middle[0]) * 8).round())) > 45  # all around
+
+
+def test_without_the_annotation_the_tiles_are_outlined_together(overlapping, watched):
+    (overlapping.viewer.shown.path.parent / "cohort" / "3.geojson").unlink()
+    page = watched.open(f"{overlapping.address}#bag=3")
+    wait_for_bag(page, "s3")
+    page.uncheck("#show-heat")
+    wait_for_text(page, "#truth-name", "ground truth (tiles)")
+    assert "does not exist" in page.get_attribute("#truth-name", "title")
+    bag = overlapping.viewer.bag(3)
+    corner = page.locator("#picture").bounding_box()
+    scale = min(corner["width"], corner["height"]) / 192
+    covered = np.zeros((192, 192), dtype=bool)
+    for (left, top), truth in zip(bag["coords"], bag["truth"], strict=True):
+        if truth == 1:
+            covered[top : top + 64, left : left + 64] = True
+    y, x = np.nonzero(lines(page, (0, 0xF0, 0xFF)))
+    left, top = (corner["width"] - 192 * scale) / 2, (corner["height"] - 192 * scale) / 2
+    inside = covered[
+        np.clip(((y - top) / scale).astype(int), 0, 191), np.clip(((x - left) / scale).astype(int), 0, 191)
+    ]
+    assert len(x) > 200
+    beyond = (x < left) | (y < top) | (x >= left + 192 * scale) | (y >= top + 192 * scale)
+    assert not (inside & ~beyond).any()  # no line between tiles that overlap
+
+
+def test_tiles_and_areas_are_marked_and_saved(overlapping, watched):
+    page = watched.open(f"{overlapping.address}#bag=1")
+    wait_for_bag(page, "s1")
+    page.uncheck("#show-truth")
+    bag = overlapping.viewer.bag(1)
+    page.click("#mark-positive")
+    assert page.get_attribute("#mark-positive", "aria-pressed") == "true"
+    page.mouse.click(*place_of(page, bag, 0))
+    page.wait_for_function("() => document.getElementById('mark-count').textContent.includes('1 positive')")
+    chosen = [n for n, one in enumerate(overlapping.viewer.marked(1)["instances"]) if one == 1]
+    assert len(chosen) == 1
+    page.keyboard.press("2")
+    assert page.get_attribute("#mark-negative", "aria-pressed") == "true"
+    before = heat(page)
+    corner = page.locator("#picture").bounding_box()
+    scale = min(corner["width"], corner["height"]) / 192
+    left = corner["x"] + (corner["width"] - 192 * scale) / 2
+    top = corner["y"] + (corner["height"] - 192 * scale) / 2
+    page.mouse.move(left + 100 * scale, top + 100 * scale)
+    page.mouse.down()
+    for x, y in ((185, 100), (185, 185), (100, 185), (101, 103)):
+        page.mouse.move(left + x * scale, top + y * scale, steps=4)
+    page.mouse.up()
+    page.wait_for_function("() => / [1-9] negative/.test(document.getElementById('mark-count').textContent)")
+    np.testing.assert_array_equal(heat(page), before)  # the picture did not move
+    assert lines(page, (0x37, 0xA0, 0xFF)).any()
+    path = overlapping.viewer.marks.folder / "s1.geojson"
+    features = json.loads(path.read_text())["features"]
+    assert [one["properties"]["classification"]["name"] for one in features] == [
+        "Confirmed positive", "Confirmed negative",
+    ]  # fmt: skip
+    drawn = np.array(features[1]["geometry"]["coordinates"][0])
+    np.testing.assert_allclose([drawn.min(axis=0), drawn.max(axis=0)], [[100, 100], [185, 185]], atol=2)
+    page.keyboard.press("Escape")
+    assert page.get_attribute("#mark-negative", "aria-pressed") == "false"
+    page.mouse.click(*place_of(page, bag, 0))
+    page.wait_for_function("() => document.querySelector('#details h2').textContent.startsWith('Instance')")
+    page.keyboard.press("u")
+    wait_for_text(page, "#mark-count", "Marked tiles: 1 positive, 0 negative.")
+    page.keyboard.press("3")
+    page.keyboard.press("Enter")  # erases the mark of the chosen instance
+    wait_for_text(page, "#mark-count", "")
+    page.reload()
+    wait_for_bag(page, "s1")
+    page.click("#mark-undo")
+    wait_for_text(page, "#mark-count", "Marked tiles: 1 positive, 0 negative.")
+
+
+def test_a_narrow_window_is_enough_for_everything(served, browser):
+    watched = Watched(browser, has_touch=True)
+    watched.page.set_viewport_size({"width": 420, "height": 800})
+    page = watched.open(served.address)
+    name = most_suspicious(served.viewer.table, "test")
+    wait_for_bag(page, name)
+    assert page.is_visible("#picture")
+    assert not page.is_visible("#bags")
+    page.tap("#pane-bags")
+    assert page.is_visible("#bags")
+    assert not page.is_visible("#picture")
+    other = page.locator(".bag .name").nth(1).inner_text()
+    page.tap("#bag-1")
+    wait_for_bag(page, other)
+    assert page.is_visible("#picture")
+    page.tap("#pane-details")
+    assert page.is_visible("#details h2")
+    page.tap("#details .gallery button")
+    page.wait_for_function("() => document.querySelector('#details h2').textContent.startsWith('Instance')")
+    assert not page.is_visible("#threshold")
+    page.tap("#menu")
+    page.wait_for_selector("#threshold:visible")
+    for selector in ("#model", "#threshold", "#show-outline", "#menu"):
+        box = page.locator(selector).bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 420
+    assert page.evaluate("document.documentElement.scrollWidth") == 420
+    watched.context.close()
+    assert watched.wrong == []
+
+
+def test_predictions_are_looked_at_like_a_run(evaluated_run, tiny_cohort, tmp_path, watched):
+    from its2clr.predict.new_bags import predict
+
+    predicted = predict(evaluated_run, tiny_cohort, tmp_path / "predicted", quiet=True)
+    server = Served(tmp_path / "predicted")
+    page = watched.open(server.address)
+    bags = predicted.bags.set_index("bag_id")
+    name = page.inner_text("#heading h1")
+    of_test = [bag for bag in server.viewer.table.bags if bag.split == "test"]
+    assert name == max((bag.bag_id for bag in of_test), key=lambda bag_id: bags["probability"][bag_id])
+    show_all(page)
+    assert f"{bags['probability'][name]:.3f}" in page.inner_text("#heading .badge:last-child")
+    assert page.is_disabled("#round")
+    assert not page.is_visible("#no-labels")
+    number = server.viewer.table.number[name]
+    bag, corner = server.viewer.bag(number), page.locator("#picture").bounding_box()
+    expected = predicted.instances.query("bag_id == @name")["probability"].to_numpy()
+    viridis, shown = served_colours(page), heat(page)
+    for instance, probability in enumerate(expected):
+        x, y = place_of(page, bag, instance)
+        found = shown[round(y - corner["y"]), round(x - corner["x"])].tolist()
+        assert found == [*viridis[round(probability * 255)], 255]
+    page.mouse.click(*place_of(page, bag, 2))
+    page.wait_for_selector("#details h3:has-text('Neighbours') + div >> text=predictions hold no features")
+    server.stop()

@@ -6,7 +6,10 @@ import subprocess
 import sys
 
 import httpx
+import numpy as np
+import pandas as pd
 import pytest
+from starlette.testclient import TestClient
 from tests.end_to_end.commands import command, environment
 from tests.viewer.viewer_runs import write_cohort, write_run
 
@@ -89,6 +92,43 @@ def test_a_browser_is_opened_where_there_is_a_screen(run, monkeypatch):
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?once=[\w-]{32}", opened[0])
     serving.serve(run, port=0, open_browser=None, say=lambda _: None)  # no terminal here
     assert len(opened) == 1
+
+
+def test_new_slides_are_predicted_and_shown(evaluated_run, tmp_path, monkeypatch, capsys):
+    """`view MODEL SLIDE` is `predict`, then `view` of what it wrote."""
+    import tifffile
+    import uvicorn
+
+    noise = np.random.default_rng(0).integers(60, 220, (96, 160, 3), dtype=np.uint8)
+    tifffile.imwrite(
+        tmp_path / "case 7.tiff", noise, photometric="rgb", tile=(32, 32), resolution=(10000, 10000),
+        resolutionunit="CENTIMETER",
+    )  # fmt: skip
+    shown = []
+    monkeypatch.setattr(serving.Guard, "__init__", lambda self, app, **_: shown.append(app))
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    monkeypatch.chdir(tmp_path)
+    words = ["view", evaluated_run, tmp_path / "case 7.tiff", "--port", 0, "--no-open", "--token", "k"]
+    monkeypatch.setattr(sys, "argv", ["its2clr", *map(str, words), "--set", "engine.accelerator=cpu"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert "predictions/case 7: 1 bags, 1 models, 0 rounds" in said
+    assert "its2clr view 'predictions/case 7'" in said
+    client = TestClient(shown[0])
+    [row] = client.get("/api/bags").json()["rows"]
+    assert (row["bag_id"], row["label"], row["error"]) == ("case 7", None, False)
+    expected = float(pd.read_csv(tmp_path / "predictions" / "case 7" / "predictions.csv")["probability"][0])
+    assert row["probability"] == pytest.approx(expected)
+    assert client.get("/api/bags/0").json()["is_slide"]
+    assert "new bags" in client.get("/api/bags/0/marks").json()["note"]
+
+
+def test_a_model_without_slides_is_told(run, tmp_path, monkeypatch, capsys):
+    (tmp_path / "model.its2clr").write_bytes(b"")
+    assert "model.its2clr SLIDE...`" in refusal(monkeypatch, capsys, tmp_path / "model.its2clr")
+    assert "give the slides, too" in refusal(monkeypatch, capsys, run, "--out", tmp_path)
 
 
 def test_addresses_are_written_as_browsers_take_them():

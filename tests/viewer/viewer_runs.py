@@ -1,6 +1,7 @@
 """Evaluated runs made up in a moment: what the viewer reads, without any training."""
 
 import io
+import json
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.features.feature_file import FeatureFile, feature_path, write_feature_file
 from its2clr.cohort.images import virtual_grid
 from its2clr.cohort.layout import CohortInfo, tile_path, write_bags, write_info
+from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
 from its2clr.cohort.tiles import write_tile_file
 from its2clr.files import write_json
 from its2clr.settings import resolve_config
@@ -48,6 +50,33 @@ def write_cohort(folder: Path, bag_ids: list[str], instances: int = 9, side: int
         )  # fmt: skip
     write_bags(folder, _table(bag_ids, instances))
     return folder
+
+
+def write_overlapping(folder: Path) -> Path:
+    """Six slides with one round annotation each, tiled with half of every tile shared."""
+    import tifffile
+
+    folder.mkdir(parents=True)
+    y, x = np.mgrid[:192, :192]
+    image = np.stack([150 + 60 * np.sin(x / 9), 90 + 50 * np.cos(y / 7), 160 + x // 4], axis=-1).astype(np.uint8)
+    rows = ["bag_id,file,label,split,annotation"]
+    for number in range(6):
+        tifffile.imwrite(
+            folder / f"{number}.tiff", image, photometric="rgb", tile=(64, 64), resolution=(20000, 20000),
+            resolutionunit="CENTIMETER",
+        )  # fmt: skip
+        angles = np.linspace(0, 2 * np.pi, 40)
+        ring = np.stack([96 + 40 * np.cos(angles), 96 + 40 * np.sin(angles)], axis=1).tolist()
+        geometry = {"type": "Polygon", "coordinates": [[*ring[:-1], ring[0]]]}
+        properties = {"classification": {"name": "Tumor"}}
+        feature = {"type": "Feature", "geometry": geometry, "properties": properties}
+        (folder / f"{number}.geojson").write_text(json.dumps(feature))
+        annotation = f"{number}.geojson" if number % 2 else ""
+        rows.append(f"s{number},{number}.tiff,{number % 2},{('train', 'val', 'test')[number // 2]},{annotation}")
+    (folder / "slides.csv").write_text("\n".join(rows))
+    settings = SlideSettings(mpp=0.5, tile_size=64, overlap=32, min_saturation=0)
+    pack_slides(read_slide_manifest(folder / "slides.csv"), folder / "packed", settings, workers=1)
+    return folder / "packed"
 
 
 def write_large_cohort(folder: Path, count: int) -> Path:

@@ -22,6 +22,10 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change a setting, e.g. `--set refine.epochs=20`; may be repeated."),
 ]
+MachineSetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting of the machine, e.g. `--set engine.accelerator=cpu`, or `plugins`."),
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 WorkersOption = Annotated[int | None, typer.Option(help="Parallel workers; default: all cores.")]
 

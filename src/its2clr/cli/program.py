@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from its2clr.cli import cohort, experiments, inspection, results, training, tuning
+from its2clr.cli import cohort, experiments, inspection, results, training, tuning, viewing
 from its2clr.cli.output import console, is_first_process
 from its2clr.errors import Its2clrError
 from its2clr.signals import TERMINATED, Termination
@@ -32,7 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "end-to-end": training.end_to_end,
     "evaluate": training.evaluate,
     "tune": tuning.tune,
-    "view": results.view,
+    "view": viewing.view,
     "reproduce": experiments.reproduce,
     "report": results.report,
     "bench": experiments.bench,

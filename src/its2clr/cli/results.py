@@ -11,6 +11,7 @@ from its2clr.cli.options import (
     DefaultMppOption,
     InstanceThresholdOption,
     LimitOption,
+    MachineSetOption,
     ModelOption,
     PositiveOption,
     ScoredArgument,
@@ -23,33 +24,6 @@ from its2clr.units import MicronsPerPixel
 
 if TYPE_CHECKING:
     from its2clr.maps.source import ScoredModel
-
-
-def view(
-    run: Annotated[Path, typer.Argument(help="Folder of an evaluated run.")],
-    host: Annotated[str, typer.Option(help="Address to listen at; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(help="Secret that browsers must send; it is in the printed address. Default: a new one."),
-    ] = None,
-    open_browser: Annotated[
-        bool | None, typer.Option("--open/--no-open", help="Open a browser. Default: if there is a screen.")
-    ] = None,
-) -> None:
-    """Look at a run in the browser: bags with scores, slides with heat maps, rounds, instances and their neighbours.
-
-    Nothing leaves this machine, and no network is needed. Press ? in the browser to see the keys.
-
-    Example: `its2clr view runs/demo`
-
-    The address it prints holds a token, without which nobody gets in, other users of this machine neither. On a server,
-    best through a tunnel: `ssh -t -L 8000:localhost:8000 server its2clr view runs/mine`. To let others in:
-    `its2clr view runs/mine --host 0.0.0.0`.
-    """
-    from its2clr.viewer.serve import serve
-
-    serve(run, host=host, port=port, token=token, open_browser=open_browser, say=say)
 
 
 def report(
@@ -164,10 +138,7 @@ def predict(
     ] = Path("predictions"),
     default_mpp: DefaultMppOption = None,
     workers: WorkersOption = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the machine, e.g. `--set engine.accelerator=cpu`, or `plugins`."),
-    ] = None,
+    settings: MachineSetOption = None,
 ) -> None:
     """Predict new slides, image folders or cohorts with a trained model; labels are not needed and not looked at.
 

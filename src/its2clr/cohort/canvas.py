@@ -20,6 +20,8 @@ WHITE = (255, 255, 255)
 _UNSEEN = (214, 214, 214)
 """Colour of a tile of which only features are known."""
 _LARGEST_TILE = 256
+_SOME_TILES = 400
+"""Tiles that stand for all of a bag in a thumbnail."""
 
 
 class Canvas(Protocol):
@@ -60,6 +62,41 @@ def open_canvas(tiles: TileFile) -> Iterator[Canvas]:
         with suppress(SlideProblem):
             canvas = SlideCanvas(opened.enter_context(open_slide(Path(tiles.source))))
         yield canvas
+
+
+def read_thumbnail(tiles: TileFile, longest: int, most_read: int) -> Image.Image:
+    """A small picture of a bag, made quickly.
+
+    Args:
+        tiles: The bag.
+        longest: Pixels of its longer side.
+        most_read: Most stored pixels along a side of a slide to read for it; where that is too few, some of the kept
+            tiles are shown at their places.
+    """
+    with open_canvas(tiles) as canvas:
+        scale = min(longest / max(canvas.size), 1.0)
+        out = max(round(canvas.size[0] * scale), 1), max(round(canvas.size[1] * scale), 1)
+        if canvas.is_slide and max(canvas.size) / canvas.coarsest <= most_read:
+            with suppress(SlideProblem):
+                return canvas.read(Level0Pixels(0), Level0Pixels(0), *canvas.size, out)
+        return _some_tiles(tiles, canvas.size, out)
+
+
+def _some_tiles(tiles: TileFile, size: Level0Size, out: tuple[int, int]) -> Image.Image:
+    """Evenly chosen tiles at their places, each drawn large enough to stand for those beside it that are left out."""
+    chosen = np.unique(np.linspace(0, len(tiles) - 1, min(len(tiles), _SOME_TILES)).round().astype(np.int64))
+    picture = Image.new("RGB", out, WHITE)
+    across, down = out[0] / size[0], out[1] / size[1]
+    side = tiles.tile_size_level0 * math.sqrt(len(tiles) / len(chosen))
+    for number in chosen.tolist():
+        x, y = tiles.coords[number].tolist()
+        left, top = round(x * across), round(y * down)
+        box = (max(round((x + side) * across) - left, 1), max(round((y + side) * down) - top, 1))
+        tile = Image.new("RGB", box, _UNSEEN)
+        if tiles.has_images:
+            tile = Image.fromarray(decode(tiles.encoded(number))).resize(box, Image.Resampling.BOX)
+        picture.paste(tile, (left, top))
+    return picture
 
 
 def slide_tile(tiles: TileFile, instance: int) -> Image.Image | None:

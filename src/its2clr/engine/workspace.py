@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -74,7 +75,8 @@ class Workspace:
         path = self.path / "metrics.jsonl"
         with disk_full_said(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"stage": stage, "epoch": epoch, **values, **(unsaid or {})}) + "\n")
-        self._event_file(stage, epoch).add(epoch, {f"{stage}/{name}": value for name, value in values.items()})
+        if (events := self._event_file(stage, epoch)) is not None:
+            events.add(epoch, {f"{stage}/{name}": value for name, value in values.items()})
         now = time.monotonic()
         if now - self._last_said > SAY_EVERY_SECONDS or epoch == epochs:
             self._last_said = now
@@ -91,12 +93,13 @@ class Workspace:
             kept = [entry for entry in entries if entry["stage"] != stage or entry["epoch"] <= epoch]
             write_text(self.path / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in kept))
 
-    def _event_file(self, stage: str, epoch: int) -> "EventFile":
-        if stage not in self._events:
+    def _event_file(self, stage: str, epoch: int) -> "EventFile | None":
+        """The file for TensorBoard; None where that is not installed."""
+        if stage not in self._events and find_spec("tensorboard") is not None:
             from its2clr.engine.event_file import EventFile
 
             self._events[stage] = EventFile(self.path / "tensorboard" / stage, epoch)
-        return self._events[stage]
+        return self._events.get(stage)
 
 
 def _lock_file(file: IO[str], run: Path) -> None:

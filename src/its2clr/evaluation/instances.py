@@ -13,7 +13,7 @@ from its2clr.evaluation.arrays import (
     rows,
 )
 from its2clr.evaluation.dice import fit_dice, soft_dice
-from its2clr.evaluation.thresholds import iou_threshold, max_f1
+from its2clr.evaluation.thresholds import every_cut, iou_threshold, max_f1
 from its2clr.evaluation.uncertainty import Interval, bootstrap_interval, weighted_auc
 
 INSTANCE_METRICS = {"auc": "AUC", "auprc": "AUPRC", "max_f1": "max F1", "dice": "Dice", "iou": "IoU"}
@@ -46,12 +46,11 @@ def instance_metrics(
         InputError: If lengths differ, a label is not -1, 0 or 1, a score is not finite, or fewer than two classes are
             known.
     """
-    from sklearn.metrics import average_precision_score, jaccard_score, roc_auc_score
-
     known_labels, known_scores = labels_and_scores(labels, scores, "instances", unknown=True)
+    cuts = every_cut(known_labels, known_scores)
     metrics = {
-        "auc": float(roc_auc_score(known_labels, known_scores)),
-        "auprc": float(average_precision_score(known_labels, known_scores)),
+        "auc": cuts.auc,
+        "auprc": cuts.average_precision,
         "max_f1": max_f1(known_labels, known_scores),
     }
     if validation_labels is None and validation_scores is None:
@@ -60,12 +59,13 @@ def instance_metrics(
         missing = "validation_labels" if validation_labels is None else "validation_scores"
         raise InputError(f"expected validation labels and scores together, got no {missing}")
     threshold = iou_threshold(validation_labels, validation_scores)
+    called = known_scores >= threshold
     fit = fit_dice(validation_labels, validation_scores)
     return metrics | {
         "dice": soft_dice(known_labels, known_scores, fit.slope, fit.intercept),
         "dice_slope": fit.slope,
         "dice_intercept": fit.intercept,
-        "iou": float(jaccard_score(known_labels, known_scores >= threshold, zero_division=0.0)),
+        "iou": float((called & (known_labels == 1)).sum() / (called | (known_labels == 1)).sum()),
         "iou_threshold": threshold,
     }
 
@@ -128,8 +128,6 @@ def pseudo_label_quality(ground_truth: ArrayLike, probabilities: ArrayLike, sele
     Raises:
         InputError: If lengths differ, a value is not allowed, or only one class is known.
     """
-    from sklearn.metrics import roc_auc_score
-
     labels = label_vector(ground_truth, "ground truth", unknown=True)
     known_labels, known_scores = labels_and_scores(labels, probabilities, "instances", unknown=True)
     chosen = label_vector(selected, "selected", labels.size, unknown=True)[labels != UNKNOWN]
@@ -139,18 +137,14 @@ def pseudo_label_quality(ground_truth: ArrayLike, probabilities: ArrayLike, sele
         "recall": _recall(known_labels, chosen == 1),
         "selected_recall": _recall(known_labels[either], chosen[either] == 1),
         "negative_precision": _precision(1 - known_labels, chosen == -1),
-        "instance_auc": float(roc_auc_score(known_labels, known_scores)),
+        "instance_auc": every_cut(known_labels, known_scores).auc,
         "instance_max_f1": max_f1(known_labels, known_scores),
     }
 
 
 def _precision(labels: NDArray[np.int64], called: NDArray[np.bool_]) -> float:
-    from sklearn.metrics import precision_score
-
-    return float(precision_score(labels, called)) if called.any() else float("nan")
+    return float(labels[called].mean()) if called.any() else float("nan")
 
 
 def _recall(labels: NDArray[np.int64], called: NDArray[np.bool_]) -> float:
-    from sklearn.metrics import recall_score
-
-    return float(recall_score(labels, called)) if labels.any() else float("nan")
+    return float(called[labels == 1].mean()) if labels.any() else float("nan")

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from its2clr.evaluation.arrays import labels_and_scores
 
 
-class _Cuts(NamedTuple):
+class Cuts(NamedTuple):
     """Counts when entries with score >= `scores[i]` are called positive, for each distinct score, highest first."""
 
     scores: NDArray[np.float64]
@@ -16,6 +16,19 @@ class _Cuts(NamedTuple):
     false_positives: NDArray[np.float64]
     positives: int
     negatives: int
+
+    @property
+    def auc(self) -> float:
+        """Area under the ROC curve: the share of pairs of both classes that the scores rank right."""
+        false, true = (np.append(0.0, counts) for counts in (self.false_positives, self.true_positives))
+        area = (np.diff(false) * (true[1:] + true[:-1]) / 2).sum()
+        return float(area / (self.positives * self.negatives))
+
+    @property
+    def average_precision(self) -> float:
+        """Precision of every cut, weighted by the positives that it finds more than the cut before."""
+        precision = self.true_positives / (self.true_positives + self.false_positives)
+        return float((precision * np.diff(self.true_positives, prepend=0.0)).sum() / self.positives)
 
 
 def balanced_accuracy_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
@@ -32,38 +45,44 @@ def balanced_accuracy_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
     Raises:
         InputError: If lengths differ, a label is not 0 or 1, a score is not finite, or a class is missing.
     """
-    cuts = _cuts(*labels_and_scores(labels, scores, "validation bags"))
+    cuts = every_cut(*labels_and_scores(labels, scores, "validation bags"))
     return _best(cuts, cuts.true_positives / cuts.positives - cuts.false_positives / cuts.negatives)
 
 
 def iou_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
     """The threshold with the highest IoU (Jaccard index) on validation instances; see `balanced_accuracy_threshold`."""
-    cuts = _cuts(*labels_and_scores(labels, scores, "validation instances", unknown=True))
+    cuts = every_cut(*labels_and_scores(labels, scores, "validation instances", unknown=True))
     return _best(cuts, cuts.true_positives / (cuts.positives + cuts.false_positives))
 
 
 def max_f1(labels: ArrayLike, scores: ArrayLike) -> float:
     """The best F1 over all thresholds on these very instances (the paper's F1-score)."""
-    cuts = _cuts(*labels_and_scores(labels, scores, "instances", unknown=True))
+    cuts = every_cut(*labels_and_scores(labels, scores, "instances", unknown=True))
     return float((2 * cuts.true_positives / (cuts.positives + cuts.true_positives + cuts.false_positives)).max())
 
 
-def _cuts(labels: NDArray[np.int64], scores: NDArray[np.float64]) -> _Cuts:
-    from sklearn.metrics import roc_curve
+def every_cut(labels: NDArray[np.int64], scores: NDArray[np.float64]) -> Cuts:
+    """What every cut calls right and wrong; by hand, because scikit-learn takes a second to be imported.
 
-    false_rate, true_rate, thresholds = roc_curve(labels, scores, drop_intermediate=False)
+    Args:
+        labels: (n,) 0 or 1, of both classes.
+        scores: (n,) higher is more positive.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    last = np.flatnonzero(np.append(np.diff(ordered) != 0, True))  # entries of one score are called together
+    true_positives = np.cumsum(labels[order])[last].astype(np.float64)
     positives = int(labels.sum())
-    negatives = labels.size - positives
-    return _Cuts(  # the first point of roc_curve, at infinity, calls nothing positive
-        scores=thresholds[1:],
-        true_positives=np.rint(true_rate[1:] * positives),
-        false_positives=np.rint(false_rate[1:] * negatives),
+    return Cuts(
+        scores=ordered[last],
+        true_positives=true_positives,
+        false_positives=last + 1 - true_positives,
         positives=positives,
-        negatives=negatives,
+        negatives=labels.size - positives,
     )
 
 
-def _best(cuts: _Cuts, quality: NDArray[np.float64]) -> float:
+def _best(cuts: Cuts, quality: NDArray[np.float64]) -> float:
     best = int(np.flatnonzero(quality >= quality.max() - 1e-12)[0])
     upper = float(cuts.scores[best])
     if best + 1 == cuts.scores.size:

@@ -68,8 +68,6 @@ def score(
     Raises:
         InputError: The folder holds no predictions, a table is wrong, or the bags in both are not of both classes.
     """
-    from sklearn.metrics import brier_score_loss
-
     folder, table = Path(predictions), Path(bags)
     described, predicted = read_predictions(folder)
     labelled = _read_labels(table, split, positive)
@@ -98,7 +96,7 @@ def score(
         },
         "bag": {
             **bag_metrics(labels, probability, threshold),
-            "brier": float(brier_score_loss(labels, scored["calibrated_probability"])),
+            "brier": float(np.mean((scored["calibrated_probability"].to_numpy() - labels) ** 2)),
         },
         "bag_intervals": {name: _known(interval) for name, interval in intervals.items()},
         "seen_in_training": seen_in_training(folder, set(shared)),

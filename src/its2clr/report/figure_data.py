@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from its2clr.cohort.features.feature_file import feature_path
 from its2clr.evaluation.arrays import both_classes
+from its2clr.evaluation.thresholds import every_cut
 from its2clr.hdf5 import open_hdf5
 from its2clr.report import figures
 from its2clr.report.figures import Curve, Line, Panel, Reliability
@@ -118,34 +120,41 @@ def training(metrics: Sequence[dict[str, Any]]) -> Markup | None:
 
 def roc(labels: NDArray[np.int64], scores: NDArray[np.float64]) -> Curve:
     """Sensitivity over the share of false alarms; area: AUC."""
-    from sklearn.metrics import roc_auc_score, roc_curve
-
-    false_rate, true_rate, _ = roc_curve(labels, scores)
-    return Curve(*_thinned(false_rate, true_rate), float(roc_auc_score(labels, scores)))
+    cuts = every_cut(labels, scores)
+    false_rate = np.append(0.0, cuts.false_positives / cuts.negatives)
+    true_rate = np.append(0.0, cuts.true_positives / cuts.positives)
+    return Curve(*_thinned(*_corners(false_rate, true_rate)), cuts.auc)
 
 
 def precision_recall(labels: NDArray[np.int64], scores: NDArray[np.float64]) -> Curve:
     """Precision over recall, from high recall to low; area: average precision."""
-    from sklearn.metrics import average_precision_score, precision_recall_curve
-
-    precision, recall, _ = precision_recall_curve(labels, scores, drop_intermediate=True)
-    return Curve(*_thinned(recall, precision), float(average_precision_score(labels, scores)))
+    cuts = every_cut(labels, scores)
+    precision = cuts.true_positives / (cuts.true_positives + cuts.false_positives)
+    recall = cuts.true_positives / cuts.positives
+    curve = _corners(np.append(recall[::-1], 0.0), np.append(precision[::-1], 1.0))
+    return Curve(*_thinned(*curve), cuts.average_precision)
 
 
 def reliability(labels: NDArray[np.int64], probabilities: NDArray[np.float64]) -> list[Reliability]:
     """How often bags with about the same predicted probability were positive; five bins, ten from 200 bags on."""
-    from scipy.stats import binomtest
-
     bins = 10 if labels.size >= 200 else 5
     place = np.minimum((probabilities * bins).astype(np.int64), bins - 1)
     found = []
     for number in np.unique(place):
         inside = place == number
         count, positive = int(inside.sum()), int(labels[inside].sum())
-        interval = binomtest(positive, count).proportion_ci(method="wilson")
         mean = float(probabilities[inside].mean())
-        found.append(Reliability(mean, positive / count, float(interval.low), float(interval.high), count))
+        found.append(Reliability(mean, positive / count, *_wilson(positive / count, count), count))
     return found
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share."""
+    z = NormalDist().inv_cdf(0.975)
+    middle = share + z**2 / (2 * count)
+    reach = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    low, high = ((middle + way * reach) / (1 + z**2 / count) for way in (-1, 1))
+    return max(low, 0.0), min(high, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +188,6 @@ def embed(run: Path, encoders: list[str], instances: pd.DataFrame, bag_labels: d
         instances: `bag_id`, `instance` and `label` of the test instances.
         bag_labels: Label of every test bag.
     """
-    from sklearn.decomposition import PCA
-
     chosen = _sample(instances)
     there = [encoder for encoder in encoders if _all_there(run, encoder, chosen)]
     if not there or len(chosen) < 3:
@@ -191,10 +198,25 @@ def embed(run: Path, encoders: list[str], instances: pd.DataFrame, bag_labels: d
     places, shares = {}, {}
     for encoder in there:
         features = _features(run, encoder, chosen)
-        pca = PCA(n_components=2, random_state=0).fit(features[_balanced(classes)])
-        places[encoder] = pca.transform(features)
-        shares[encoder] = pca.explained_variance_ratio_
+        places[encoder], shares[encoder] = in_plane(features, _balanced(classes))
     return Embedding(places, shares, classes, of_truth, int(chosen["bag_id"].nunique()))
+
+
+def in_plane(
+    features: NDArray[np.float64], fitted: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The two largest principal components of features, and the share of the variance on each.
+
+    Args:
+        features: (n, D) features.
+        fitted: The rows whose components they are.
+    """
+    middle = features[fitted].mean(axis=0)
+    variances, axes = np.linalg.eigh(np.cov(features[fitted], rowvar=False, ddof=1).reshape(features.shape[1], -1))
+    plane = axes[:, :-3:-1]  # the last two, the largest first
+    signs = np.sign(plane[np.abs(plane).argmax(axis=0), np.arange(plane.shape[1])])  # a component has no direction
+    shares = variances[:-3:-1] / max(float(variances.sum()), np.finfo(np.float64).tiny)
+    return (features - middle) @ (plane * signs), shares
 
 
 def _rates(name: str, what: str, pairs: dict[str, Any]) -> Markup | None:
@@ -231,6 +253,14 @@ def _lines(entries: Sequence[dict[str, Any]], names: dict[str, str]) -> list[Lin
             x, y = zip(*points, strict=True)
             lines.append(Line(name, x, y))
     return lines
+
+
+def _corners(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The points of a curve without those between two others on one upright or level line."""
+    same = [np.diff(values) == 0 for values in (x, y)]
+    between = (same[0][:-1] & same[0][1:]) | (same[1][:-1] & same[1][1:])
+    kept = np.concatenate([[True], ~between, [True]])
+    return x[kept], y[kept]
 
 
 def _thinned(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -102,10 +102,12 @@ def _draw(name: str, alt: str, panels: int, height: float, paint: Callable[[Sequ
     """A figure of some panels side by side; `paint` draws into them."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height))
         paint(list(figure.subplots(1, panels, squeeze=False)[0]))
+        ConstrainedLayoutEngine().execute(figure)  # once: as a setting of the figure, each save does it twice
         return _inline_svg(figure, name, alt)
 
 

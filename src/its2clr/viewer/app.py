@@ -11,6 +11,7 @@ from starlette.staticfiles import StaticFiles
 from its2clr.cohort.slides.slide_image import SlideProblem
 from its2clr.errors import InputError
 from its2clr.viewer.bag_list import Question, SortName
+from its2clr.viewer.marks import Mark
 from its2clr.viewer.service import MissingError, Viewer
 
 STATIC = Path(__file__).parent / "static"
@@ -26,6 +27,7 @@ def create_app(viewer: Viewer) -> FastAPI:
     _add_errors(app)
     _add_bags(app, viewer)
     _add_pictures(app, viewer)
+    _add_marks(app, viewer)
 
     @app.get("/")
     def page() -> FileResponse:
@@ -75,6 +77,17 @@ def _add_bags(app: FastAPI, viewer: Viewer) -> None:
 
 
 def _add_pictures(app: FastAPI, viewer: Viewer) -> None:
+    @app.get("/api/bags/{number}/thumbnail")
+    def thumbnail(request: Request, number: int) -> Response:
+        headers = _tagged(viewer.picture_tag(number))
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(viewer.thumbnail(number), media_type="image/jpeg", headers=headers)
+
+    @app.get("/api/bags/{number}/annotation")
+    def annotation(number: int) -> JSONResponse:
+        return _json(viewer.annotation(number))
+
     @app.get("/api/bags/{number}/dzi")
     def dzi(number: int) -> JSONResponse:
         return _json(viewer.deep_zoom(number))
@@ -93,6 +106,20 @@ def _add_pictures(app: FastAPI, viewer: Viewer) -> None:
             return Response(status_code=304, headers=headers)
         encoded, kind = viewer.instance_image(number, instance)
         return Response(encoded, media_type=f"image/{kind}", headers=headers)
+
+
+def _add_marks(app: FastAPI, viewer: Viewer) -> None:
+    @app.get("/api/bags/{number}/marks")
+    def marks(number: int) -> JSONResponse:
+        return _json(viewer.marked(number))
+
+    @app.post("/api/bags/{number}/marks")
+    def mark(number: int, mark: Mark) -> JSONResponse:
+        return _json(viewer.mark(number, mark))
+
+    @app.delete("/api/bags/{number}/marks/last")
+    def undo(number: int) -> JSONResponse:
+        return _json(viewer.undo_mark(number))
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from its2clr.run.decisions import read_thresholds
-from its2clr.run.scores import Model, RunScores
+from its2clr.run.scores import Model
+from its2clr.viewer.shown import UNKNOWN, Shown
 
 SortName = Literal["bag", "score", "label", "split", "error", "disagreement"]
 SORTS: tuple[str, ...] = get_args(SortName)
@@ -38,37 +38,25 @@ class Question:
 
 
 class BagTable:
-    """Every bag of a run with the probabilities of all models, in the order of the cohort.
+    """Every bag with the probabilities of all models, in the order of their numbers.
 
     Args:
-        scores: The run's scores.
+        shown: What is shown.
     """
 
-    def __init__(self, scores: RunScores) -> None:
-        bags = scores.cohort.bags
-        self.bag_id: list[str] = bags["bag_id"].tolist()
-        self.group: list[str] = bags["group"].tolist()
-        self.split: list[str] = bags["split"].tolist()
-        self.label: NDArray[np.int64] = bags["label"].to_numpy(dtype=np.int64)
-        self.n_instances: list[int] = bags["n_instances"].tolist()
+    def __init__(self, shown: Shown) -> None:
+        self.bags = list(shown.bags)
+        self.bag_id = [bag.bag_id for bag in self.bags]
+        self.split = [bag.split for bag in self.bags]
+        self.label: NDArray[np.int64] = np.array([bag.label for bag in self.bags], dtype=np.int64)
+        self.n_instances = [bag.n_instances for bag in self.bags]
         self.number = {bag_id: number for number, bag_id in enumerate(self.bag_id)}
-        self.models = list(scores.models)
-        self.probability = self._probabilities(scores)
-        self.thresholds = [read_thresholds(scores.run, scores.config, scores.results, model) for model in self.models]
+        self.models = [one.model for one in shown.models]
+        self.probability = shown.probability()
+        self.thresholds = [one.thresholds for one in shown.models]
         self.wrong = self._wrong()
         self.disagreement = self._disagreement()
-        self._text = [f"{bag_id}\n{group}".casefold() for bag_id, group in zip(self.bag_id, self.group, strict=True)]
-
-    def _probabilities(self, scores: RunScores) -> NDArray[np.float64]:
-        """(models, bags) probabilities, NaN where a model did not see a bag."""
-        found = np.full((len(self.models), len(self.bag_id)), np.nan)
-        row = {model: number for number, model in enumerate(self.models)}
-        table = scores.bags
-        columns = (table[name].tolist() for name in ("bag_id", "encoder", "aggregator", "probability"))
-        for bag_id, encoder, aggregator, probability in zip(*columns, strict=True):
-            if (number := self.number.get(bag_id)) is not None:
-                found[row[Model(encoder, aggregator)], number] = probability
-        return found
+        self._text = [f"{bag.bag_id}\n{bag.group}".casefold() for bag in self.bags]
 
     def __len__(self) -> int:
         """The number of bags."""
@@ -81,9 +69,9 @@ class BagTable:
         return {
             "n": number,
             "bag_id": self.bag_id[number],
-            "group": self.group[number],
+            "group": self.bags[number].group,
             "split": self.split[number],
-            "label": int(self.label[number]),
+            "label": None if self.label[number] == UNKNOWN else int(self.label[number]),
             "n_instances": self.n_instances[number],
             "probability": None if np.isnan(probability) else float(probability),
             "error": bool(self.wrong[own, number]),
@@ -115,7 +103,7 @@ class BagTable:
         """(bags,) sort keys; bags without a score come first."""
         if sort in {"score", "error"}:
             found: NDArray[np.float64] = np.abs(self.probability[own] - (self.label if sort == "error" else 0))
-            found[np.isnan(found)] = -1.0
+            found[np.isnan(found) | ((self.label == UNKNOWN) & (sort == "error"))] = -1.0
             return found
         if sort == "label":
             return self.label.astype(np.float64)
@@ -128,7 +116,8 @@ class BagTable:
     def _wrong(self) -> NDArray[np.bool_]:
         """(models, bags) whether a bag is on the wrong side of the threshold for its label."""
         called: NDArray[np.bool_] = self.probability >= np.array([found.bag for found in self.thresholds])[:, None]
-        wrong: NDArray[np.bool_] = (called != (self.label == 1)) & ~np.isnan(self.probability)
+        known = ~np.isnan(self.probability) & (self.label != UNKNOWN)
+        wrong: NDArray[np.bool_] = (called != (self.label == 1)) & known
         return wrong
 
     def _disagreement(self) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from its2clr.cohort.canvas import WHITE, Canvas, open_canvas
+from its2clr.cohort.canvas import WHITE, Canvas, open_canvas, read_thumbnail
 from its2clr.cohort.tiles import TileFile
 from its2clr.units import Level0Pixels, Level0Size
 
@@ -24,6 +24,8 @@ TILE = 254
 OVERLAP = 1
 OPEN_PICTURES = 4
 JPEG_QUALITY = 92
+THUMBNAIL = 96
+"""Pixels of the longer side of a bag's picture in the list."""
 _CACHE_BYTES = 64 * 2**20
 _LARGEST_READ = 4096
 """Most stored pixels along a side to decode for one tile; tiles that would need more are cut from an overview."""
@@ -162,6 +164,18 @@ class Pictures:
             return None
         buffer = io.BytesIO()
         tile.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+        self._jpegs.put(key, buffer.getvalue())
+        return buffer.getvalue()
+
+    def thumbnail(self, bag: int) -> bytes:
+        """A small picture of a bag as JPEG; slides that are open for the page stay open."""
+        key = (self._tag(bag), "thumbnail")
+        if (held := self._jpegs.get(key)) is not None:
+            return held
+        with self._rendering:
+            picture = read_thumbnail(self._tile_file(bag), THUMBNAIL, _LARGEST_READ)
+        buffer = io.BytesIO()
+        picture.save(buffer, "JPEG", quality=JPEG_QUALITY)
         self._jpegs.put(key, buffer.getvalue())
         return buffer.getvalue()
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from its2clr.cohort.features.feature_file import feature_path, read_feature_file
 from its2clr.errors import InputError
-from its2clr.run.scores import RunScores
 from its2clr.viewer.bag_list import BagTable
+from its2clr.viewer.shown import Shown
 
 NEAREST = 8
 MOST_BAGS = 400
@@ -35,16 +34,15 @@ class _Pool:
 
 
 class Neighbours:
-    """Searches the features that the run's encoders left in `RUN/features`.
+    """Searches the features that the run's encoders left.
 
     Args:
-        scores: The run's scores.
+        shown: What is shown.
         table: Its bags.
     """
 
-    def __init__(self, scores: RunScores, table: BagTable) -> None:
-        self._scores, self._folder = scores, scores.run / "features"
-        self._table = table
+    def __init__(self, shown: Shown, table: BagTable) -> None:
+        self._shown, self._table = shown, table
         self._pools: dict[str, _Pool] = {}
         self._unit = lru_cache(_HELD_BAGS)(self._read)
         self._lock = threading.Lock()
@@ -86,17 +84,7 @@ class Neighbours:
 
     def _read(self, encoder: str, bag: int) -> _Unit:
         """Features of the instances of a bag, scaled to length one."""
-        path = feature_path(self._folder / encoder, self._table.bag_id[bag])
-        command = f"`its2clr extract --out {self._folder.parent} --encoder {encoder}` writes them"
-        if not path.is_file():
-            raise InputError(f"no features of {encoder} for this bag; {command}")
-        found = read_feature_file(path)
-        features = found.features
-        if self._scores.made_of(self._table.bag_id[bag], encoder) not in (None, (found.encoder, found.tiles)):
-            raise InputError(f"{path}: not the features of these tiles by this encoder; {command}")
-        if len(features) != self._table.n_instances[bag]:
-            expected = self._table.n_instances[bag]
-            raise InputError(f"{path}: features of {len(features)} instances, the bag has {expected}; {command}")
+        features = self._shown.features(encoder, self._table.bags[bag])
         length = np.linalg.norm(features, axis=1, keepdims=True)
         unit: _Unit = features / np.maximum(length, 1e-12)
         return unit

@@ -10,7 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from its2clr.errors import InputError
-from its2clr.run.scores import RunScores, rows_of_bags
+from its2clr.run.scores import rows_of_bags
+from its2clr.viewer.shown import Shown
 
 _HELD_INSTANCES = 100_000_000
 """Instances of all rounds in memory, at six bytes each."""
@@ -43,12 +44,12 @@ class Rounds:
     """The rounds of a run; those not used for longest are dropped when they take too much memory.
 
     Args:
-        scores: The run's scores.
+        shown: What is shown.
     """
 
-    def __init__(self, scores: RunScores) -> None:
-        self._scores = scores
-        self.epochs = list(scores.rounds)
+    def __init__(self, shown: Shown) -> None:
+        self._shown = shown
+        self.epochs = list(shown.rounds)
         self._held: OrderedDict[int, _Round] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -63,7 +64,7 @@ class Rounds:
     def _round(self, epoch: int) -> _Round:
         with self._lock:
             if epoch not in self._held:
-                self._held[epoch] = _compact(self._scores.round(epoch))
+                self._held[epoch] = _compact(self._shown.round(epoch))
                 while len(self._held) > 1 and sum(map(len, self._held.values())) > _HELD_INSTANCES:
                     self._held.popitem(last=False)
             self._held.move_to_end(epoch)

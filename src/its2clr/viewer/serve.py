@@ -24,6 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from its2clr.errors import InputError
 
 _SECONDS_TO_FINISH = 2
+_READING = ("GET", "HEAD", "OPTIONS")
+_LARGEST_BODY = 2**20
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:]+)(:\d*)?")
 _SAFETY = {
     "Content-Security-Policy": (
@@ -39,18 +41,20 @@ _SAFETY = {
 
 
 def serve(
-    run: str | Path,
+    folder: str | Path,
     *,
+    marks: Path | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
     open_browser: bool | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Show a run in the browser until interrupted.
+    """Show a run, or predictions, in the browser until interrupted.
 
     Args:
-        run: Folder of an evaluated run.
+        folder: Folder of an evaluated run, or of what `its2clr predict` wrote.
+        marks: Folder of the marks that a person makes; None: `corrections` in that folder.
         host: Address to listen at.
         port: Port; 0: any free one.
         token: What a browser must send, also on this machine, which may have other users; None: a new random one.
@@ -69,14 +73,15 @@ def serve(
         raise InputError("--token must not be empty")
     local = is_loopback(host)
     token = token or secrets.token_urlsafe(24)
-    viewer = Viewer(run)
+    viewer = Viewer(folder, marks)
     listening = listen(host, port)
     try:
         port = listening.getsockname()[1]
         app = Guard(create_app(viewer), token=token, local=local, name=f"-{port}")
         shown = address(host, port, token=token)
-        say(f"{run}: {len(viewer.table)} bags, {len(viewer.table.models)} models, {len(viewer.rounds.epochs)} rounds")
-        for line in viewer.outdated:
+        counts = len(viewer.table), len(viewer.table.models), len(viewer.rounds.epochs)
+        say("{}: {} bags, {} models, {} rounds".format(folder, *counts))
+        for line in viewer.shown.outdated:
             say(f"warning: scores are out of date: {line}")
         say(f"open {shown}" + ("" if local else " (whoever has this address can see the run: share it with care)"))
         say("press Ctrl-C to stop")
@@ -159,7 +164,23 @@ class Guard:
         elif not (by_address or self._in_headers(headers)):
             text = "a token is needed: open the address that `its2clr view` printed\n"
             app = PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
+        elif scope["method"] not in _READING:
+            app = self._refusal_to_write(scope, headers) or app
         await app(scope, receive, guarded)
+
+    def _refusal_to_write(self, scope: Scope, headers: Headers) -> ASGIApp | None:
+        """Why a request that changes something is refused; None if it is not.
+
+        A browser sends the cookie with requests that pages of other programs on this machine make, whose ports differ.
+        It also says which page made the request; without that, only a request that carries the token itself is taken.
+        """
+        expected = f"{scope['scheme']}://{headers.get('host', '')}".lower()
+        if headers.get("origin", "").lower() != expected and not self._is_bearer(headers):
+            return PlainTextResponse("only the viewer's own page may change something\n", 403)
+        length = headers.get("content-length", "")
+        if scope["method"] == "POST" and not (length.isdecimal() and int(length) <= _LARGEST_BODY):
+            return PlainTextResponse(f"more than {_LARGEST_BODY:,} bytes, or their number is not given\n", 413)
+        return None
 
     def _in_address(self, scope: Scope) -> bool:
         given = parse_qs(scope.get("query_string", b"").decode("latin-1"))
@@ -169,14 +190,17 @@ class Guard:
         return any(_same(value.encode("utf-8", "replace"), self._token) for value in given.get("token", []))
 
     def _in_headers(self, headers: Headers) -> bool:
-        scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and _same(credentials.strip().encode("latin-1"), self._token):
+        if self._is_bearer(headers):
             return True
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
         except CookieError:
             return False
         return cookie is not None and _same(cookie.value.encode("utf-8", "replace"), self._session)
+
+    def _is_bearer(self, headers: Headers) -> bool:
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and _same(credentials.strip().encode("latin-1"), self._token)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from its2clr.cohort.canvas import slide_tile, unseen_tile
-from its2clr.cohort.layout import BAGS_FILE, INFO_FILE, tile_path
+from its2clr.cohort.layout import tile_path
 from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tiles import TileFile, decode, read_encoded
 from its2clr.errors import InputError
 from its2clr.files import stamp
-from its2clr.run.names import encoder_names
-from its2clr.run.scores import BAG_PREDICTIONS_FILE, PREDICTIONS_FILE, RESULTS_FILE, BagScores, Model, RunScores
+from its2clr.run.scores import BagScores, Model
 from its2clr.version import __version__
 from its2clr.viewer.bag_list import BagTable, Question
 from its2clr.viewer.deep_zoom import JPEG_QUALITY, OVERLAP, TILE, Pictures
+from its2clr.viewer.marks import Mark, Marks, own_folder
 from its2clr.viewer.neighbours import Neighbours
+from its2clr.viewer.outlines import read_outlines
 from its2clr.viewer.round_cache import Rounds
+from its2clr.viewer.shown import UNKNOWN, ShownModel, open_shown
 
 _HELD_TILE_FILES = 32
 
@@ -30,34 +32,27 @@ class MissingError(LookupError):
 
 
 class Viewer:
-    """Answers what the page asks; a bag is named by its number in the cohort.
+    """Answers what the page asks; a bag is named by its number in the list.
 
     Args:
-        run: Folder of an evaluated run.
+        folder: Folder of an evaluated run, or of what `its2clr predict` wrote.
+        marks: Folder of the marks that a person makes; None: `corrections` in that folder.
 
     Raises:
-        InputError: There is no run, it was not evaluated yet, or its cohort is not there.
+        InputError: It is neither, it was not evaluated yet, or its cohort is not there.
     """
 
-    def __init__(self, run: str | Path) -> None:
-        self.scores = RunScores(run)
-        self.table = BagTable(self.scores)
-        self.rounds = Rounds(self.scores)
-        self.neighbours = Neighbours(self.scores, self.table)
+    def __init__(self, folder: str | Path, marks: Path | None = None) -> None:
+        self.shown = open_shown(folder)
+        self.table = BagTable(self.shown)
+        self.rounds = Rounds(self.shown)
+        self.neighbours = Neighbours(self.shown, self.table)
         self.pictures = Pictures(self._read_tile_file, self.picture_tag)
-        self.outdated = self.scores.outdated()
+        self.marks = Marks(marks or own_folder(self.shown.path))
         self._models = {key_of(model): model for model in self.table.models}
         self._held_tile_file = lru_cache(_HELD_TILE_FILES)(lambda number, _: self._read_tile_file(number))
         self._lock = threading.Lock()
-        self._read = {path: stamp(path) for path in self._tables() if path.is_file()}
-
-    def _tables(self) -> list[Path]:
-        """Files of run and cohort that what is in memory was read from, and the models that it is of."""
-        run, cohort = self.scores.run, self.scores.cohort.path
-        rounds = run.glob("rounds/*/pseudo_labels.parquet")
-        models = [*run.glob("checkpoints/encoder-*.safetensors"), *run.glob("aggregators/*.safetensors")]
-        tables = [run / name for name in (RESULTS_FILE, PREDICTIONS_FILE, BAG_PREDICTIONS_FILE)]
-        return [*tables, *rounds, *models, cohort / BAGS_FILE, cohort / INFO_FILE]
+        self._read = {path: stamp(path) for path in self.shown.tables if path.is_file()}
 
     def _check_tables(self) -> None:
         """Refuse to answer from what is in memory when the files have changed since.
@@ -76,37 +71,36 @@ class Viewer:
     def run(self) -> dict[str, Any]:
         """What is the same for all bags: models, rounds, splits, and what has changed since the run was evaluated."""
         self._check_tables()
-        results, table = self.scores.results, self.table
-        rounds = {entry["epoch"]: entry for entry in results.get("rounds", ())}
+        table, rounds = self.table, self.shown.about_rounds()
         told = ("threshold", "validation_auc", "pseudo_labels_replaced", "instance_auc")
+        cohorts = {bag.cohort.path: bag.cohort for bag in table.bags}.values()
         return {
-            "name": self.scores.run.resolve().name,
-            "cohort": self.scores.cohort.name,
+            "name": self.shown.path.resolve().name,
+            "cohort": ", ".join(cohort.name for cohort in cohorts),
             "version": __version__,
-            "models": [self._describe(model) for model in table.models],
-            "best": key_of(self.scores.best),
+            "models": [self._describe(one) for one in self.shown.models],
+            "best": key_of(self.shown.best),
             "rounds": [
                 {"epoch": epoch} | {name: rounds.get(epoch, {}).get(name) for name in told}
                 for epoch in self.rounds.epochs
             ],
             "splits": {split: table.split.count(split) for split in SPLITS if split in table.split},
             "n_bags": len(table),
-            "n_instances": self.scores.cohort.n_instances,
-            "threshold": table.thresholds[table.models.index(self.scores.best)].instance,
-            "has_truth": self.scores.cohort.has_instance_labels,
-            "outdated": self.outdated,
+            "n_instances": sum(table.n_instances),
+            "has_labels": bool((table.label != UNKNOWN).any()),
+            "has_truth": any(cohort.has_instance_labels for cohort in cohorts),
+            "outdated": self.shown.outdated,
+            "marks": str(self.marks.folder),
         }
 
-    def _describe(self, model: Model) -> dict[str, Any]:
-        names = encoder_names(self.scores.config)
-        thresholds = self.table.thresholds[self.table.models.index(model)]
+    def _describe(self, shown: ShownModel) -> dict[str, Any]:
         return {
-            "key": key_of(model),
-            "encoder": model.encoder,
-            "aggregator": model.aggregator,
-            "title": f"{names.get(model.encoder, model.encoder)} + {model.aggregator}",
-            "bag_threshold": thresholds.bag,
-            "instance_threshold": thresholds.instance,
+            "key": key_of(shown.model),
+            "encoder": shown.model.encoder,
+            "aggregator": shown.model.aggregator,
+            "title": shown.title,
+            "bag_threshold": shown.thresholds.bag,
+            "instance_threshold": shown.thresholds.instance,
         }
 
     def model(self, key: str | None) -> Model:
@@ -116,7 +110,7 @@ class Viewer:
             MissingError: There is no such model.
         """
         if key is None:
-            return self.scores.best
+            return self.shown.best
         found = self._models.get(key) or self._models.get(key.replace(" ", "+"))  # "+" in an address means a blank
         if found is None:
             raise MissingError(f"no model {key!r}; there are {', '.join(self._models)}")
@@ -134,7 +128,7 @@ class Viewer:
             size, is_slide = picture.size, picture.is_slide
         truth = tiles.labels if tiles.has_labels else None
         return {
-            **self.table.row(number, self.scores.best),
+            **self.table.row(number, self.shown.best),
             "probabilities": {
                 key: _finite(self.table.probability[row, number]) for row, key in enumerate(self._models)
             },
@@ -153,7 +147,7 @@ class Viewer:
         """Whether the rounds say anything about a bag, and if not, why."""
         split = self.table.split[number]
         if not self.rounds.epochs:
-            return {"available": False, "reason": "this run has no refinement rounds"}
+            return {"available": False, "reason": "there are no refinement rounds here"}
         if split != "train":
             return {"available": False, "reason": f"{split} bag; rounds hold training bags only"}
         return {"available": True, "reason": ""}
@@ -181,6 +175,49 @@ class Viewer:
             "pseudo_label": found.pseudo_label.tolist(),
             "selected": found.selected.tolist(),
         }
+
+    def annotation(self, number: int) -> dict[str, Any]:
+        """The outlines that a person drew on the slide before it was tiled, as polygons at level 0."""
+        tiles = self.tile_file(number)
+        with self.pictures.open(number) as picture:
+            size = picture.size
+        return read_outlines(tiles, self.table.bags[number].cohort.info, size)
+
+    def marked(self, number: int) -> dict[str, Any]:
+        """What a person has marked in a bag, and whether `its2clr correct` will use it."""
+        tiles, bag = self.tile_file(number), self.table.bags[number]
+        return {**self.marks.of_bag(bag.bag_id, tiles), "note": self._note_on_marks(number)}
+
+    def mark(self, number: int, mark: Mark) -> dict[str, Any]:
+        """Mark an instance or an area, or take marks away there.
+
+        Raises:
+            MissingError: There is no such instance.
+        """
+        tiles = self.tile_file(number) if mark.instance is None else self._check_instance(number, mark.instance)
+        self.marks.add(self.table.bags[number].bag_id, tiles, mark)
+        return self.marked(number)
+
+    def undo_mark(self, number: int) -> dict[str, Any]:
+        """Take back the last mark in a bag."""
+        self._check_bag(number)
+        self.marks.undo(self.table.bags[number].bag_id)
+        return self.marked(number)
+
+    def _note_on_marks(self, number: int) -> str:
+        """What a person should know before marking this bag."""
+        bag = self.table.bags[number]
+        if not self.shown.is_run:
+            return "`its2clr correct` takes marks in training bags of a run; these are new bags"
+        if bag.split != "train":
+            return f"{bag.split} bag: `its2clr correct` uses training bags only"
+        if bag.label == 0:
+            return "this bag is labelled negative: `its2clr correct` refuses positive marks in it"
+        return ""
+
+    def thumbnail(self, number: int) -> bytes:
+        """A small picture of a bag as JPEG."""
+        return self.pictures.thumbnail(number)
 
     def deep_zoom(self, number: int) -> dict[str, Any]:
         """The Deep Zoom description of a bag's picture, in its JSON form; the address is relative to the page."""
@@ -288,24 +325,26 @@ class Viewer:
             MissingError: There is no such bag.
         """
         self._check_bag(number)
-        return self._held_tile_file(number, tuple(stamp(tile_path(self.scores.cohort.path, self.table.bag_id[number]))))
+        bag = self.table.bags[number]
+        return self._held_tile_file(number, tuple(stamp(tile_path(bag.cohort.path, bag.stored_id))))
 
     def _read_tile_file(self, number: int) -> TileFile:
-        return self.scores.cohort.tile_file(self.table.bag_id[number])
+        bag = self.table.bags[number]
+        return bag.cohort.tile_file(bag.stored_id)
 
     def _scores_of(self, number: int, model: Model) -> BagScores:
         self._check_bag(number)
         with self._lock:  # the first call reads the predictions of all bags
-            found = self.scores.bag(self.table.bag_id[number], model)
+            found = self.shown.scores(self.table.bags[number], model)
         if len(found.instances) != self.table.n_instances[number]:
-            raise InputError(f"{self.scores.run}: its predictions are of another cohort; run `its2clr evaluate` again")
+            raise InputError(f"{self.shown.path}: its predictions are of another cohort; make them again")
         return found
 
     def _check_bag(self, number: int) -> None:
         if not 0 <= number < len(self.table):
             raise MissingError(f"no bag number {number}")
         self._check_tables()
-        self.scores.check_bag(self.table.bag_id[number])
+        self.shown.check_bag(self.table.bags[number])
 
     def _check_instance(self, number: int, instance: int) -> TileFile:
         tiles = self.tile_file(number)

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from its2clr.cohort.parallel import processors
-from its2clr.errors import InputError
+from its2clr.errors import InputError, extra_needed
 from its2clr.processes import Worker, WorkerLost
 from its2clr.signals import interrupts_wait, leave_signals_to_parent
 
@@ -127,7 +127,8 @@ def _serve(pipe: Connection) -> None:
 
 @contextmanager
 def _connect_to(scheduler: str) -> Iterator[Any]:
-    from distributed import Client
+    with extra_needed("--scheduler", "cluster"):
+        from distributed import Client
 
     try:
         client = Client(scheduler, timeout=_CONNECT_SECONDS)

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from its2clr.cohort.slides.vahadane import sparse_concentrations, sparse_stains
-from its2clr.errors import InputError
+from its2clr.errors import InputError, extra_needed
 
 StainMethod = Literal["macenko", "vahadane"]
 
@@ -193,7 +193,8 @@ def _tensor(image: Image.Image) -> Tensor:
 
 def _macenko_stains(densities: Tensor, white: float) -> Tensor:
     """(3, 2) stain matrix by torchstain, from densities (3, n), given to it as an image."""
-    from torchstain.torch.normalizers.macenko import TorchMacenkoNormalizer
+    with extra_needed("--stain macenko", "stain"):
+        from torchstain.torch.normalizers.macenko import TorchMacenkoNormalizer
 
     normaliser = TorchMacenkoNormalizer()
     image = (white * torch.exp(-densities) - 1).unsqueeze(-1)  # (3, n, 1)

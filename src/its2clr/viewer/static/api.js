@@ -7,9 +7,19 @@ export async function ask(path, parameters = {}) {
     if (value !== null && value !== undefined && value !== "") search.set(name, value);
   }
   const text = search.toString();
+  return answered(text ? `${path}?${text}` : path);
+}
+
+/** Change something, with JSON where there is something to say. */
+export async function send(method, path, value) {
+  const body = value === undefined ? {} : { body: JSON.stringify(value), headers: { "Content-Type": "application/json" } };
+  return answered(path, { method, ...body });
+}
+
+async function answered(path, options) {
   let answer;
   try {
-    answer = await fetch(text ? `${path}?${text}` : path);
+    answer = await fetch(path, options);
   } catch {
     throw new Error("The viewer does not answer. Is `its2clr view` still running?");
   }

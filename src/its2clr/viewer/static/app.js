@@ -5,14 +5,18 @@ import { Details } from "./details.js";
 import { byId, make, number } from "./dom.js";
 import { listen } from "./keys.js";
 import { BagList } from "./list.js";
+import { Marking } from "./marks.js";
 import { drawMark, Overlay } from "./overlay.js";
+import { connectPanes, showPane } from "./panes.js";
 import { RoundSlider } from "./rounds.js";
 import { Slide } from "./slide.js";
 
 const state = { bag: null, model: null, instance: null, opening: 0 };
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const SENSES = { 1: "positive", 2: "negative", 3: "none" };
+const NAMES = ["negative", "positive"];
 const held = new Map(); // scores of the open bag, by model or round
-let run, list, slide, overlay, details, rounds;
+let run, list, slide, overlay, details, rounds, marking;
 
 function fail(error) {
   byId("problem-text").textContent = error.message;
@@ -56,6 +60,9 @@ async function openBag(number_, instance = null) {
     if (opening !== state.opening) return;
     overlay.setBag(bag);
     overlay.setScores(found);
+    marking.open(bag).catch(fail);
+    if (bag.truth) annotate(bag).catch(fail);
+    showPane("picture");
     byId("welcome").hidden = true;
     byId("ruler").hidden = false;
     byId("legend").classList.remove("waiting");
@@ -67,6 +74,22 @@ async function openBag(number_, instance = null) {
   } finally {
     if (opening === state.opening) byId("stage").setAttribute("aria-busy", "false");
   }
+}
+
+/** Ground truth as the person drew it, where that is known. */
+async function annotate(bag) {
+  const found = await ask(`api/bags/${bag.n}/annotation`);
+  if (bag !== state.bag) return;
+  overlay.annotation = found.polygons;
+  byId("truth-name").textContent = found.polygons ? "annotation" : "ground truth (tiles)";
+  byId("truth-name").title = found.problem;
+  redraw();
+}
+
+/** A click on the picture: marks the instance while a tool is taken, else chooses it. */
+function pick(instance) {
+  if (marking.tool) marking.markInstance(instance);
+  else choose(instance);
 }
 
 function choose(instance, { near = false } = {}) {
@@ -109,12 +132,12 @@ function heading() {
   const model = run.models.find((one) => one.key === state.model);
   const probability = bag.probabilities[state.model];
   const called = probability >= model.bag_threshold;
-  const right = called === (bag.label === 1);
+  const right = bag.label === null || called === (bag.label === 1);
   const verdict = probability === null ? "not scored" : `${number(probability)}, called ${called ? "positive" : "negative"}`;
   byId("heading").replaceChildren(
     make("h1", { title: bag.bag_id }, bag.bag_id),
     make("span", { className: "badge" }, bag.split),
-    make("span", { className: `badge ${bag.label ? "positive" : "negative"}` }, `label ${bag.label ? "positive" : "negative"}`),
+    ...(bag.label === null ? [] : [make("span", { className: `badge ${NAMES[bag.label]}` }, `label ${NAMES[bag.label]}`)]),
     make("span", { className: right ? "badge" : "badge wrong" }, `${model.title}: ${verdict}${right ? "" : ", wrong"}`),
   );
 }
@@ -128,6 +151,9 @@ function shownName() {
 function redraw() {
   overlay.threshold = Number(byId("threshold").value);
   overlay.showHeat = byId("show-heat").checked;
+  overlay.asOutline = byId("show-outline").checked;
+  byId("opacity").disabled = overlay.asOutline;
+  byId("outline-key").hidden = !(overlay.showHeat && overlay.asOutline);
   overlay.showTruth = byId("show-truth").checked;
   overlay.showLabels = byId("show-labels").checked;
   byId("heat").style.opacity = byId("opacity").value;
@@ -139,10 +165,10 @@ function redraw() {
   byId("shown").textContent = shownName();
   const count = `${overlay.shown().toLocaleString("en")} of ${state.bag.n_instances.toLocaleString("en")}`;
   byId("count").textContent = `${count} instances at ≥ ${number(overlay.threshold, 2)}`;
-  byId("truth-key").hidden = !(overlay.showTruth && state.bag.truth?.includes(1));
+  byId("truth-key").hidden = !(overlay.showTruth && (state.bag.truth?.includes(1) || overlay.annotation?.length));
   const marked = round !== null && state.bag.label === 1;
   byId("label-keys").hidden = !marked || !overlay.showLabels;
-  byId("no-labels").hidden = marked;
+  byId("no-labels").hidden = marked || !run.rounds.length;
   byId("no-labels").textContent = round === null
     ? "Pseudo labels are shown in the rounds, for training bags."
     : "Negative bag: all its instances are used as negatives.";
@@ -189,8 +215,14 @@ function nextModel() {
 
 function setModel() {
   state.model = list.model = byId("model").value;
+  setThreshold();
   list.load(list.page).catch(fail);
   rescore({ again: true });
+}
+
+/** The model's own threshold for instances; the slider can be moved from there. */
+function setThreshold() {
+  byId("threshold").value = run.models.find((one) => one.key === state.model).instance_threshold;
 }
 
 function setTheme(theme) {
@@ -215,7 +247,9 @@ function help() {
 
 function connect() {
   byId("model").addEventListener("change", setModel);
-  for (const id of ["opacity", "threshold", "show-heat", "show-truth", "show-labels"]) byId(id).addEventListener("input", redraw);
+  connectPanes();
+  const shown = ["opacity", "threshold", "show-heat", "show-outline", "show-truth", "show-labels"];
+  for (const id of shown) byId(id).addEventListener("input", redraw);
   byId("zoom-in").addEventListener("click", () => slide.zoom(1.6));
   byId("zoom-out").addEventListener("click", () => slide.zoom(1 / 1.6));
   byId("fit").addEventListener("click", () => slide.home());
@@ -233,30 +267,34 @@ function connect() {
     [["e"], "only wrong bags, or all", () => byId("errors").click()],
     [["m"], "next model", nextModel],
     [["n", "N"], "next, previous instance, from the highest score down", (event) => walk(event.key === "n" ? 1 : -1)],
-    [["Escape"], "back to the bag", () => choose(null)],
+    [["Escape"], "put the tool away; back to the bag", () => (marking.tool ? marking.take(null) : choose(null))],
     [["[", "]"], "previous, next round", (event) => rounds.move(event.key === "[" ? -1 : 1)],
     [[" "], "play the rounds, or stop", () => rounds.play()],
     [["+", "=", "-"], "zoom in, out", (event) => slide.zoom(event.key === "-" ? 1 / 1.6 : 1.6)],
     [["0"], "fit the whole picture", () => slide.home()],
     [Object.keys(ARROWS), "move the picture", (event) => slide.pan(...ARROWS[event.key])],
     [["h"], "heat on or off", () => toggle("show-heat")],
+    [["i"], "heat as an outline or as colours", () => toggle("show-outline")],
     [["g"], "ground truth on or off", () => toggle("show-truth")],
     [["p"], "pseudo labels of the round on or off", () => toggle("show-labels")],
     [["o", "O"], "heat fainter, stronger", (event) => slideBy("opacity", event.key === "o" ? -0.1 : 0.1)],
     [[",", "."], "threshold down, up", (event) => slideBy("threshold", event.key === "," ? -0.05 : 0.05)],
+    [["1", "2", "3"], "mark as positive, as negative, erase marks", (event) => marking.take(SENSES[event.key])],
+    [["Enter"], "mark the chosen instance", () => marking.markInstance(state.instance)],
+    [["u"], "take back the last mark", () => marking.undo()],
     [["t"], "dark or light", turnTheme],
     [["?"], "these keys", help],
   ]);
 }
 
 function introduce() {
+  byId("errors").disabled = !run.has_labels;
   document.title = `${run.name} · its2clr`;
   byId("run-name").textContent = run.name;
   const splits = Object.entries(run.splits).map(([split, count]) => `${count.toLocaleString("en")} ${split}`);
   byId("run-name").title = `${run.n_bags.toLocaleString("en")} bags (${splits.join(", ")}), its2clr ${run.version}`;
   byId("model").replaceChildren(...run.models.map((one) => make("option", { value: one.key }, one.title)));
   for (const split of Object.keys(run.splits)) byId("split").append(make("option", { value: split }, split));
-  byId("threshold").value = run.threshold;
   byId("show-truth").disabled = !run.has_truth;
   byId("show-truth").checked = run.has_truth;
   byId("show-labels").disabled = !run.rounds.length;
@@ -276,7 +314,10 @@ async function start() {
   run = await ask("api/run");
   introduce();
   overlay = new Overlay(byId("heat"), byId("marks"));
-  slide = new Slide(overlay, (instance) => choose(instance), fail);
+  marking = new Marking(overlay, () => slide.draw(), fail);
+  slide = new Slide(overlay, {
+    pick, fail, drawing: () => marking.tool !== null, drawn: (outline, scale) => marking.markOutline(outline, scale),
+  });
   details = new Details(run, (bag, instance) => {
     if (bag === state.bag?.n) choose(instance, { near: instance !== null });
     else openBag(bag, instance);
@@ -285,18 +326,25 @@ async function start() {
   list = new BagList(openBag, fail);
   state.model = run.models.some((one) => one.key === wanted.get("model")) ? wanted.get("model") : run.best;
   list.model = byId("model").value = state.model;
+  setThreshold();
+  const named = /^\d+$/.test(wanted.get("bag") ?? "");
+  byId("sort").value = "score"; // the most suspicious first
+  list.setDescending(true);
+  if (run.splits.test && !named) byId("split").value = "test";
   connect();
   drawKeys();
   redraw();
   details.clear();
   await list.load(0);
-  if (/^\d+$/.test(wanted.get("bag") ?? "")) {
+  if (named) {
     const instance = /^\d+$/.test(wanted.get("instance") ?? "") ? Number(wanted.get("instance")) : null;
     await openBag(Number(wanted.get("bag")), instance);
     if (/^\d+$/.test(wanted.get("round") ?? "") && state.bag?.rounds.available) {
       rounds.set(Number(wanted.get("round")));
       await rescore();
     }
+  } else if (list.rows.length) {
+    await openBag(list.rows[0].n);
   }
   document.body.dataset.ready = "true";
 }

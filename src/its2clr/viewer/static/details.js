@@ -40,7 +40,7 @@ export class Details {
       facts([
         ["Group", bag.group],
         ["Split", bag.split],
-        ["Label", TRUTHS[bag.label]],
+        ["Label", TRUTHS[bag.label ?? -1]],
         ["Instances", bag.n_instances.toLocaleString("en")],
         ["Picture", `${bag.is_slide ? "slide" : "kept tiles"}, ${size}${microns}`],
       ]),

@@ -2,8 +2,9 @@
 import { ask } from "./api.js";
 import { colour } from "./colours.js";
 import { afterPause, byId, make, number } from "./dom.js";
+import { Thumbnails } from "./thumbnails.js";
 
-const NAMES = { 0: "negative", 1: "positive" };
+const NAMES = { 0: "negative", 1: "positive", null: "no label" };
 
 export class BagList {
   /** `choose(bag number)` is called when a bag is to be opened, `fail(error)` when something went wrong. */
@@ -19,6 +20,7 @@ export class BagList {
     this.asked = 0;
     this.loading = null;
     this.box = byId("bags");
+    this.thumbnails = new Thumbnails(this.box);
     const again = () => this.load(0).catch(fail);
     byId("search").addEventListener("input", afterPause(150, again));
     for (const id of ["split", "sort", "errors"]) byId(id).addEventListener("change", again);
@@ -36,11 +38,13 @@ export class BagList {
   }
 
   turn() {
-    const button = byId("direction");
-    const descending = button.getAttribute("aria-pressed") !== "true";
-    button.setAttribute("aria-pressed", descending);
-    button.textContent = descending ? "↓" : "↑";
+    this.setDescending(byId("direction").getAttribute("aria-pressed") !== "true");
     this.load(0).catch(this.fail);
+  }
+
+  setDescending(descending) {
+    byId("direction").setAttribute("aria-pressed", descending);
+    byId("direction").textContent = descending ? "↓" : "↑";
   }
 
   load(page) {
@@ -73,6 +77,7 @@ export class BagList {
     this.box.replaceChildren(...this.rows.map((row, place) => this.row(row, place)));
     if (!this.rows.length) this.box.append(make("p", { className: "empty" }, "No bag matches."));
     this.box.scrollTop = 0;
+    this.thumbnails.watch(this.box.querySelectorAll("img"));
     const first = this.page * this.size;
     const range = this.total ? `${first + 1}–${first + this.rows.length} of ${this.total.toLocaleString("en")}` : "0";
     byId("range").textContent = `${range} bags`;
@@ -96,6 +101,7 @@ export class BagList {
         "aria-selected": row.n === this.opened,
         "data-place": place,
       },
+      make("img", { className: "thumbnail", alt: "", "data-src": `api/bags/${row.n}/thumbnail` }),
       make("span", { className: "name", title: row.bag_id }, row.bag_id),
       make("span", { className: "score" }, number(row.probability)),
       make("span", { className: "track" }, bar),

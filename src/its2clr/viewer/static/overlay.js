@@ -1,4 +1,4 @@
-// What is drawn over the picture: heat, ground truth, pseudo labels and the chosen instance, at level-0 places.
+// What is drawn over the picture at level-0 places: heat or outline, ground truth, pseudo labels, marks, the chosen instance.
 import { step, colour } from "./colours.js";
 
 const POSITIVE = "#ff6a00";
@@ -6,6 +6,9 @@ const NEGATIVE = "#ffffff";
 const DARK = "#10131a";
 const TRUTH = "#00f0ff";
 const CHOSEN = "#ff2bd6";
+const CALLED = "#ffe600";
+const MARKED = { positive: ["#ff7a1a", []], negative: ["#37a0ff", [9, 6]] };
+const LINE = 4;
 const SMALLEST_MARKED = 9;
 
 export class Overlay {
@@ -16,6 +19,9 @@ export class Overlay {
     this.clear();
     this.threshold = 0;
     this.showHeat = true;
+    this.asOutline = false;
+    this.drawing = []; // the outline a person is drawing
+    this.layer = document.createElement("canvas");
     this.showTruth = true;
     this.showLabels = true;
   }
@@ -24,14 +30,14 @@ export class Overlay {
     this.bag = null;
     this.scores = null;
     this.order = [];
-    this.edges = [];
+    this.annotation = null; // polygons that a person drew before tiling; null: only the tiles are known
+    this.marked = null;
     this.chosen = null;
   }
 
   setBag(bag) {
     this.clear();
     this.bag = bag;
-    this.edges = bag.truth ? outline(bag) : [];
   }
 
   /** `scores.probability`, and of a round also `pseudo_label` and `selected`; the highest are drawn last, on top. */
@@ -69,9 +75,11 @@ export class Overlay {
     if (!this.bag || !view) return;
     const scaled = { scale: view.scale * ratio, x: view.x * ratio, y: view.y * ratio };
     const squares = this.squares(scaled, contexts[0].canvas);
-    if (this.showHeat) this.drawHeat(contexts[0], squares);
-    if (this.showTruth) this.drawTruth(contexts[1], scaled, ratio);
+    if (this.showHeat && this.asOutline) this.drawCalled(contexts[1], squares, ratio);
+    else if (this.showHeat) this.drawHeat(contexts[0], squares);
+    if (this.showTruth) this.drawTruth(contexts[1], squares, scaled, ratio);
     if (this.showLabels && this.scores?.selected) this.drawLabels(contexts[1], squares, ratio);
+    this.drawMarked(contexts[1], scaled, ratio);
     this.drawChosen(contexts[1], scaled, ratio);
   }
 
@@ -103,19 +111,55 @@ export class Overlay {
     }
   }
 
-  drawTruth(context, view, ratio) {
-    if (!this.edges.length) return;
-    const path = new Path2D();
-    for (const [x0, y0, x1, y1] of this.edges) {
-      path.moveTo(Math.round(view.x + x0 * view.scale), Math.round(view.y + y0 * view.scale));
-      path.lineTo(Math.round(view.x + x1 * view.scale), Math.round(view.y + y1 * view.scale));
+  /** Outline of the instances at the threshold or above: it lies around them, so that no nucleus is hidden. */
+  drawCalled(context, squares, ratio) {
+    const probability = this.scores?.probability;
+    if (!probability) return;
+    const called = squares.filter(([n]) => probability[n] >= this.threshold);
+    const beside = this.showTruth && this.bag.truth && !this.annotation; // two outlines of tiles lie side by side
+    this.drawAround(context, called, CALLED, ratio, beside ? LINE : 0);
+  }
+
+  /** The person's own polygons where they are known, else the outline of the tiles that count as positive. */
+  drawTruth(context, squares, view, ratio) {
+    const { truth } = this.bag;
+    if (this.annotation) strokeTwice(context, polygonPath(this.annotation, view), TRUTH, ratio);
+    else if (truth) this.drawAround(context, squares.filter(([n]) => truth[n] === 1), TRUTH, ratio);
+  }
+
+  /**
+   * The outline of what squares cover together, also where they overlap: all of them, a little larger, less all of them.
+   * It lies outside them, at some distance.
+   */
+  drawAround(context, squares, style, ratio, distance = 0) {
+    if (!squares.length) return;
+    const { layer } = this;
+    [layer.width, layer.height] = [context.canvas.width, context.canvas.height]; // also clears it
+    const pen = layer.getContext("2d");
+    const fill = (wider) => {
+      const by = Math.round((distance + wider) * ratio);
+      for (const [, left, top, across, down] of squares) pen.fillRect(left - by, top - by, across + 2 * by, down + 2 * by);
+    };
+    for (const [wider, colour_] of [[LINE, DARK], [LINE - 1, style], [1, DARK]]) {
+      pen.fillStyle = colour_;
+      fill(wider);
     }
-    context.lineCap = "square";
-    for (const [line, style] of [[4, DARK], [2, TRUTH]]) {
-      context.lineWidth = line * ratio;
-      context.strokeStyle = style;
-      context.stroke(path);
+    pen.globalCompositeOperation = "destination-out";
+    fill(0);
+    context.drawImage(layer, 0, 0);
+  }
+
+  /** What the person marked, and the outline being drawn. */
+  drawMarked(context, view, ratio) {
+    for (const [sense, [style, dashes]] of Object.entries(MARKED)) {
+      const polygons = this.marked?.[sense];
+      if (!polygons?.length) continue;
+      const path = polygonPath(polygons, view);
+      context.fillStyle = `${style}1f`;
+      context.fill(path, "evenodd");
+      strokeTwice(context, path, style, ratio, dashes, 3);
     }
+    if (this.drawing.length > 1) strokeTwice(context, polygonPath([[this.drawing]], view), CHOSEN, ratio);
   }
 
   drawLabels(context, squares, ratio) {
@@ -171,16 +215,24 @@ export function drawMark(context, x, y, radius, selected, ratio, small = false) 
   context.stroke();
 }
 
-/** Edges around the instances that are truly positive, without those between two of them. */
-function outline({ coords, truth, side }) {
-  const positive = new Set(coords.filter((_, n) => truth[n] === 1).map(([x, y]) => `${x},${y}`));
-  const edges = [];
-  for (const place of positive) {
-    const [x, y] = place.split(",").map(Number);
-    if (!positive.has(`${x},${y - side}`)) edges.push([x, y, x + side, y]);
-    if (!positive.has(`${x},${y + side}`)) edges.push([x, y + side, x + side, y + side]);
-    if (!positive.has(`${x - side},${y}`)) edges.push([x, y, x, y + side]);
-    if (!positive.has(`${x + side},${y}`)) edges.push([x + side, y, x + side, y + side]);
+/** A path through polygons: lists of rings of [x, y] at level 0. */
+function polygonPath(polygons, view) {
+  const path = new Path2D();
+  for (const ring of polygons.flat()) {
+    ring.forEach(([x, y], n) => path[n ? "lineTo" : "moveTo"](view.x + x * view.scale, view.y + y * view.scale));
+    path.closePath();
   }
-  return edges;
+  return path;
+}
+
+/** A bright line on a dark one, seen on any ground. */
+function strokeTwice(context, path, style, ratio, dashes = [], width = 2) {
+  context.lineJoin = "round";
+  for (const [line, colour_] of [[width + 2, DARK], [width, style]]) {
+    context.lineWidth = line * ratio;
+    context.strokeStyle = colour_;
+    context.setLineDash(colour_ === DARK ? [] : dashes.map((length) => length * ratio));
+    context.stroke(path);
+  }
+  context.setLineDash([]);
 }

@@ -11,8 +11,11 @@ const GESTURES = [
 ];
 
 export class Slide {
-  /** `pick(instance or null)` is called on a click, `fail(error)` when tiles cannot be read. */
-  constructor(overlay, pick, fail) {
+  /**
+   * `pick(instance or null)` is called on a click, `fail(error)` when tiles cannot be read. While `drawing()` says so, a drag
+   * draws an outline instead of moving the picture: `drawn(outline, scale)` is called with it.
+   */
+  constructor(overlay, { pick, drawing, drawn, fail }) {
     this.overlay = overlay;
     this.bag = null;
     this.smooth = true;
@@ -48,10 +51,18 @@ export class Slide {
     });
     this.osd.addHandler("update-viewport", () => this.draw());
     for (const gesture of GESTURES) {
-      this.osd.addHandler(gesture, () => {
-        this.fitted = false;
+      this.osd.addHandler(gesture, (event) => {
+        if (gesture === "canvas-drag" && drawing()) this.addPoint(event);
+        else this.fitted = false;
       });
     }
+    this.osd.addHandler("canvas-drag-end", (event) => {
+      if (drawing()) event.preventDefaultAction = true; // the picture does not glide on
+      const outline = this.overlay.drawing;
+      this.overlay.drawing = [];
+      if (outline.length && drawing()) drawn(outline, this.view().scale);
+      this.draw();
+    });
     this.osd.addHandler("resize", () => requestAnimationFrame(() => {
       if (this.bag && this.fitted) this.osd.viewport.goHome(true);
       this.draw();
@@ -60,6 +71,14 @@ export class Slide {
       if (event.message !== "Image load aborted") fail(new Error("Part of the picture cannot be read."));
     });
     this.osd.addHandler("open-failed", (event) => fail(new Error(`The picture cannot be opened: ${event.message}`)));
+  }
+
+  /** The outline goes on to where the pointer is. */
+  addPoint(event) {
+    event.preventDefaultAction = true;
+    const point = this.item()?.viewerElementToImageCoordinates(event.position);
+    if (point) this.overlay.drawing.push([point.x, point.y]);
+    this.draw();
   }
 
   item() {
