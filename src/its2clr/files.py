@@ -129,6 +129,8 @@ def damage_said(what: str, advice: str = "", raised: type[Exception] = InputErro
         raise raised(str(error)) from error
     except Exception as error:
         words = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
+        if os.strerror(errno.ENOMEM) in words:  # said by the system: the file may be whole
+            raise MemoryError(f"{what.partition(': ')[0]}: {words}") from error
         raise raised(f"{what} ({words}){advice and f'; {advice}'}") from error
 
 
