@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from tests.end_to_end.commands import command, environment
 
 from its2clr.memory_limit import is_out_of_memory, limited_memory, said_out_of_memory
+from tests.end_to_end.commands import command, environment
 
 FULL = """
 import mmap, resource, signal, sys
