@@ -120,3 +120,10 @@ def test_a_reserved_file_has_its_space(tmp_path):
 def test_want_of_memory_is_no_damage_of_the_file():
     with pytest.raises(MemoryError, match=r"^a\.safetensors: unable to mmap"), damage_said("a.safetensors: is damaged"):
         raise RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)")
+
+
+def test_the_first_file_written_into_a_folder_tidies_it(tmp_path):
+    dead = killed_while_writing(tmp_path / "a.geojson")
+    write_text(tmp_path / "b.geojson", "whole")
+    assert not dead.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["b.geojson"]

@@ -14,9 +14,9 @@ from its2clr.wording import readable_size
 
 _BUILT_IN_FILTERS = 256
 """Numbers of HDF5's own filters are below; others are found by number in libraries that are then loaded."""
-_LARGEST_UNCHECKED = 64 * 2**20
-_MOST_COMPRESSED = 1100
-"""Deflate makes at most 1,032 bytes of one; what declares more is filled up in memory, not read."""
+_LARGEST_UNCHECKED = 256 * 2**20
+_MOST_COMPRESSED = 50
+"""Features and images hardly shrink; a file of 10 MB that unpacks to gigabytes of one value is none of them."""
 _ADVICE = "it is not read; write the values into the file itself (h5repack, or h5py)"
 
 

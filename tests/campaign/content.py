@@ -58,7 +58,7 @@ def _digest(name: str, value: bytes, folder: Path) -> str:
                 if not one.endswith(".json")
             }
         value = json.dumps(members).encode()
-    value = value.replace(str(folder).encode(), b"")
+    value = value.replace(str(folder).encode(), b"").replace(str(folder.parent).encode(), b"")
     value = re.sub(rb"(?<![\d.])\d+(\.\d+)? (s|seconds|min)\b", b"", value) if suffix in {".md", ".txt"} else value
     return hashlib.sha256(value).hexdigest()
 
