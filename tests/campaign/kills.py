@@ -96,7 +96,7 @@ def cases(places: Places) -> list[Case]:
         Case(
             "fit of features",
             lambda out: [
-                "fit", places.root / "base" / "feature-cohort", "--out", out, "--set", "refine.epochs=2", "--set",
+                "fit", places.feature_cohort, "--out", out, "--set", "refine.epochs=2", "--set",
                 "refine.warmup_epochs=1", "--set",
                 "aggregator.epochs=2", "--set", "evaluation={retrainings: 1, bootstrap: 20}",
             ],
@@ -133,10 +133,6 @@ def cases(places: Places) -> list[Case]:
 def kills(places: Places, part: Part, clock: Clock, seed: int, only: tuple[str, ...] = ()) -> None:
     """Kill commands until the time is up; each command has its turn."""
     chosen = [case for case in cases(places) if not only or case.name in only]
-    features = places.root / "base" / "feature-cohort"
-    if not features.exists() and any(case.name == "fit of features" for case in chosen):
-        shutil.copytree(places.features.parent, places.root / "base" / "raw-features", dirs_exist_ok=True)
-        its2clr(["cohort", "features", places.features, features, "--features", places.features.parent], places.root)
     known: dict[str, Undisturbed] = {}
     inputs = content(places.cohort)
     finished = content(places.run)
@@ -146,7 +142,7 @@ def kills(places: Places, part: Part, clock: Clock, seed: int, only: tuple[str, 
         case = chosen[number % len(chosen)]
         folder = places.new("killed")
         if case.name not in known:
-            known[case.name] = _undisturbed(case, places, part)
+            known[case.name] = undisturbed(case, places, part)
         _one_chain(case, known[case.name], folder, part, seed, number)
         for what, before, now in (("cohort", inputs, places.cohort), ("run", finished, places.run)):
             if changed := differences(before, content(now)):
@@ -156,7 +152,8 @@ def kills(places: Places, part: Part, clock: Clock, seed: int, only: tuple[str, 
             break
 
 
-def _undisturbed(case: Case, places: Places, part: Part) -> Undisturbed:
+def undisturbed(case: Case, places: Places, part: Part) -> Undisturbed:
+    """Run a command in the folder `whole` of the campaign, and let it be."""
     folder = places.new("whole")
     out = folder / "out"
     if case.prepare:

@@ -65,6 +65,11 @@ class Places:
         """A manifest of feature files, beside them."""
         return self.root / "base" / "features" / "bags.csv"
 
+    @property
+    def feature_cohort(self) -> Path:
+        """A cohort of them."""
+        return self.root / "base" / "feature-cohort"
+
     def new(self, name: str) -> Path:
         """An empty folder."""
         folder = self.root / name
@@ -82,6 +87,8 @@ def make(root: Path) -> Places:
     _write_images(places.images)
     _write_slides(places.slides)
     _write_features(places.features)
+    features: list[object] = ["cohort", "features", places.features, places.feature_cohort]
+    _must([*features, "--features", places.features.parent], base)
     return places
 
 
