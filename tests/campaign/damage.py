@@ -1,7 +1,7 @@
 """Damaged inputs: many through the readers, and whole cohorts, runs and models with damage through the commands.
 
 Every input is drawn from a seed. A reader must read it, or raise the one error that is meant for it. A command must end
-with exit code 0, or with one line and exit code 2. Each input that fails is kept beside the JSON's folder.
+with exit code 0, or with one line and exit code 2.
 """
 
 import json
@@ -41,8 +41,8 @@ def inputs(places: Places, part: Part, clock: Clock, seed: int) -> None:
             read_many(name, kind, places, part, seed + 1000 * number)
         reading += time.monotonic() - begun
         while reading > 0 and (clock.passed() - reading) < reading * (1 / SHARE_OF_READERS - 1):
-            for command in COMMANDS:
-                command(places, part, draw_of(seed, "commands", number, command.__name__))
+            for place, command in enumerate(COMMANDS):
+                command(places, part, draw_of(seed, "commands", number, place))
             if clock.over():
                 break
             number += 1
