@@ -1,6 +1,7 @@
 """`python -m tests.campaign --minutes 60`: attack every command for so long; prints tries and failures per part.
 
-Parts can be run alone (`--part kills`); the JSON then keeps what it holds of the others. Exit code 1 if anything failed.
+Parts can be run alone (`--part kills`); the JSON then keeps what it holds of the others. The exit code is 1 if
+anything failed.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from tests.campaign.machine import warm_up
 from tests.campaign.places import make
 from tests.campaign.ranks import ranks
 from tests.campaign.stale import stale
-from tests.campaign.tally import Clock, Part, show, write
+from tests.campaign.tally import Clock, Part, combined, show, write
 from tests.campaign.viewer_client import viewer
 
 PARTS = {
@@ -44,7 +45,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     parser.add_argument("--part", action="append", choices=list(PARTS), help="only this part, for all the minutes")
-    parser.add_argument("--only", action="append", default=[], help="of the part kills: only this command")
+    parser.add_argument("--short", action="store_true", help="a few tries of each part, whatever the minutes")
+    parser.add_argument("--add", action="store_true", help="add to what the JSON holds of the part")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/campaign.json"))
     options = parser.parse_args()
     chosen = options.part or list(PARTS)
@@ -56,13 +58,13 @@ def main() -> int:
     try:
         places = make(Path(folder))
         for name in chosen:
-            part, clock = Part(name), Clock(60 * options.minutes * shares[name] / sum(shares.values()))
-            more: dict[str, Any] = {"only": tuple(options.only)} if name == "kills" else {}
-            PARTS[name][0](places, part, clock, seed, **more)
+            minutes = 0.0 if options.short else options.minutes * shares[name] / sum(shares.values())
+            part, clock = Part(name), Clock(60 * minutes)
+            PARTS[name][0](places, part, clock, seed, short=options.short)
             part.seconds = clock.passed()
             part.notes |= {"seed": seed, "commit": commit()}
             parts.append(part)
-            _keep(options.json, parts)
+            _keep(options.json, part, add=options.add)
             print(f"{name}: {sum(part.tries.values())} tries, {len(part.failures)} failures, {part.seconds:.0f} s")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -77,9 +79,9 @@ def commit() -> str:
     return subprocess.run(words, cwd=root, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
-def _keep(path: Path, parts: list[Part]) -> None:
-    before = json.loads(path.read_text())["parts"] if path.is_file() else {}
-    found = {**before, **{part.name: part.summary() for part in parts}}
+def _keep(path: Path, part: Part, *, add: bool) -> None:
+    found = json.loads(path.read_text())["parts"] if path.is_file() else {}
+    found[part.name] = combined(found[part.name], part.summary()) if add and part.name in found else part.summary()
     kinds = {kind: sum(one["failures_by_kind"][kind] for one in found.values()) for kind in _kinds(found)}
     write(
         path,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.campaign.content import content, differences, half_written
-from tests.campaign.kills import Case, Undisturbed, cases, undisturbed
+from tests.campaign.kills import SHORT, Case, Undisturbed, cases, undisturbed
 from tests.campaign.machine import HANG_SECONDS, Ended, draw_of, its2clr, outside
 from tests.campaign.places import Places
 from tests.campaign.tally import Clock, Part
@@ -19,9 +19,9 @@ from tests.campaign.tally import Clock, Part
 PLENTY = 256 * 2**20
 
 
-def full_disk(places: Places, part: Part, clock: Clock, seed: int) -> None:
+def full_disk(places: Places, part: Part, clock: Clock, seed: int, *, short: bool = False) -> None:
     """Fill disks until the time is up; each command has its turn."""
-    chosen = [case for case in cases(places) if case.name != "tune"]  # which is many fits
+    chosen = [case for case in cases(places) if case.name != "tune" and (not short or case.name in SHORT)]
     known: dict[str, tuple[Undisturbed, int, int]] = {}
     number = 0
     part.notes |= {"tmpfs": _can_mount(places), "disks_that_filled_up": 0}
@@ -82,7 +82,9 @@ def _check_refusal(what: str, ended: Ended, part: Part) -> None:
 def _can_mount(places: Places) -> bool:
     folder = places.new("disk")
     words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    mounted = shutil.which("mount") is not None and subprocess.run(words, capture_output=True, check=False).returncode == 0
+    mounted = (
+        shutil.which("mount") is not None and subprocess.run(words, capture_output=True, check=False).returncode == 0
+    )
     if mounted:
         subprocess.run(["umount", str(folder)], check=True)
     return mounted

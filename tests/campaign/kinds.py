@@ -145,9 +145,7 @@ def kinds(run: Path | None = None, cohort: Path | None = None) -> dict[str, Kind
         "features as tensors": Kind(
             "a.pt", lambda path: torch.save(torch.from_numpy(FEATURES), path), _read_features, FeatureProblem
         ),
-        "slide": Kind(
-            "a.tif", lambda path: write_pyramid(path, draw(200, 160), levels=2), _read_slide, SlideProblem
-        ),
+        "slide": Kind("a.tif", lambda path: write_pyramid(path, draw(200, 160), levels=2), _read_slide, SlideProblem),
         "slide, OME": Kind(
             "a.ome.tif", lambda path: write_ome(path, draw(200, 160), levels=2), _read_slide, SlideProblem
         ),

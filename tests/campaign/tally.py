@@ -69,6 +69,20 @@ class Part:
         }
 
 
+def combined(before: Any, now: Any, key: str = "") -> Any:
+    """Two summaries of one part as one: counts are added, extremes kept, seeds and states of the code listed."""
+    if isinstance(before, dict):
+        both = {name: combined(before[name], now[name], name) for name in before if name in now}
+        return {**before, **now, **both}
+    if isinstance(before, list):
+        return before + [one for one in now if one not in before]
+    if key in {"seed", "commit"}:
+        return f"{before}, {now}"
+    if key in {"slowest_seconds", "largest_bytes", "collectives", "tmpfs", "peak_bytes"}:
+        return max(before, now)
+    return before + now if isinstance(before, int | float) and key not in {"file_bytes", "refused"} else now
+
+
 class Clock:
     """Says how long a part may still go on; at least one round is always made.
 

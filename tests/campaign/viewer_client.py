@@ -40,7 +40,7 @@ HEADERS = (
 )  # fmt: skip
 
 
-def viewer(places: Places, part: Part, clock: Clock, seed: int, least: int = 300) -> None:
+def viewer(places: Places, part: Part, clock: Clock, seed: int, *, short: bool = False) -> None:
     """Send requests until the time is up."""
     (places.run.parent / "secret.txt").write_text(SECRET)
     words = command("view", places.run, "--port", "0", "--no-open", "--token", TOKEN)
@@ -55,7 +55,7 @@ def viewer(places: Places, part: Part, clock: Clock, seed: int, least: int = 300
                 part.failed("view", f"other: did not start: {lines}")
                 return
             number = 0
-            while number < least or not clock.over():
+            while number < (150 if short else 300) or not clock.over():
                 _one_request(int(found[1]), draw_of(seed, "viewer", number), part, number)
                 number += 1
                 if process.poll() is not None:
@@ -146,5 +146,3 @@ def _still_answers(port: int, part: Part) -> None:
     answer = _send(port, request.encode(), random.Random(3))
     if not (answer or b"").startswith(b"HTTP/1.1 200"):
         part.failed("view", f"other: does not answer any more: {(answer or b'')[:200]!r}")
-
-

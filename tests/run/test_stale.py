@@ -177,7 +177,11 @@ def model_file(own):
 
 def exported_card(own):
     numbers = count()
-    return lambda: (export_encoder(own.run, own.path / f"export{next(numbers)}") / "README.md").read_text()
+
+    def card():
+        return (export_encoder(own.run, own.path / f"export{next(numbers)}") / "README.md").read_text()
+
+    return card
 
 
 def maps(own):
