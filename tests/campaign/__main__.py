@@ -52,6 +52,7 @@ def main() -> int:
     chosen = options.part or list(PARTS)
     seed = options.seed if options.seed is not None else int(time.time())
     shares = {name: PARTS[name][1] for name in chosen}
+    state = commit()
     warm_up()
     parts = []
     folder = tempfile.mkdtemp(prefix="its2clr-campaign-")  # no TemporaryDirectory: forked processes would remove it
@@ -62,7 +63,7 @@ def main() -> int:
             part, clock = Part(name), Clock(60 * minutes)
             PARTS[name][0](places, part, clock, seed, short=options.short)
             part.seconds = clock.passed()
-            part.notes |= {"seed": seed, "commit": commit()}
+            part.notes |= {"seed": seed, "commit": state}
             parts.append(part)
             _keep(options.json, part, add=options.add)
             print(f"{name}: {sum(part.tries.values())} tries, {len(part.failures)} failures, {part.seconds:.0f} s")

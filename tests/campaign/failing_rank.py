@@ -1,7 +1,7 @@
 """Run by torchrun: `its2clr` in which one process fails at its n-th collective operation.
 
 Environment: CAMPAIGN_RANK, CAMPAIGN_COLLECTIVE (from 0) and CAMPAIGN_HOW (`raise`, `exit` or `kill`). Without them
-nothing fails. The first process writes to CAMPAIGN_COUNTED from which line of its2clr each of its collectives was called.
+nothing fails. The first process writes to CAMPAIGN_COUNTED which line of its2clr called each of its collectives.
 """
 
 import inspect
