@@ -11,6 +11,7 @@ import subprocess
 
 import psutil
 
+from tests.campaign.content import content
 from tests.campaign.machine import draw_of
 from tests.campaign.places import Places
 from tests.campaign.tally import Clock, Part
@@ -43,6 +44,7 @@ HEADERS = (
 def viewer(places: Places, part: Part, clock: Clock, seed: int, *, short: bool = False) -> None:
     """Send requests until the time is up."""
     (places.run.parent / "secret.txt").write_text(SECRET)
+    before = [content(places.run), content(places.cohort)]
     words = command("view", places.run, "--port", "0", "--no-open", "--token", TOKEN)
     part.notes["answers"] = {}
     with subprocess.Popen(
@@ -66,6 +68,8 @@ def viewer(places: Places, part: Part, clock: Clock, seed: int, *, short: bool =
         finally:
             process.kill()
         said = process.stderr.read()
+    if before != [content(places.run), content(places.cohort)]:
+        part.failed("view", "outside: changed the run or the cohort that it showed")
     if "Traceback" in said:
         part.failed("view", f"traceback: {said[-1500:]}")
 
