@@ -158,3 +158,18 @@ def test_a_text_longer_than_the_file_is_refused_before_memory_is_taken(version, 
     path.write_bytes(content[:place] + b"\xff\xff\xff\xf0" + content[place + 4 :])
     with pytest.raises((InputError, KeyError, OSError), match=r"longer than the file|checksum"):
         open_hdf5(path)
+
+
+def test_a_heap_without_an_end_is_refused(tmp_path):
+    """HDF5 never came back from one whose free piece has no length."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs["told"] = "a text"
+    content = path.read_bytes()
+    heap = content.find(b"GCOL")
+    free = heap + 16 + 16 + 8  # after the head of the heap, the head of the text, and the text
+    assert content[free : free + 2] == b"\0\0"
+    assert int.from_bytes(content[free + 8 : free + 16], "little") > 0
+    path.write_bytes(content[: free + 8] + bytes(8) + content[free + 16 :])
+    with pytest.raises(InputError, match="the place of its texts is damaged"):
+        open_hdf5(path)

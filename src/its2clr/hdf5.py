@@ -5,7 +5,8 @@ HDF5 files (external links, virtual datasets). A file of someone else could so b
 cohort. No program whose files are read here writes such datasets, so they are refused, whoever made the file.
 
 A text of variable length is stored as its length and its place. HDF5 takes memory for the length, which may be 4 GB
-in a damaged file of a few kB, before it looks at the place. It does not show the length, so headers are read here too.
+in a damaged file of a few kB, before it looks at the place. And it walks without end through a heap of texts in which
+a free piece has no length. It shows neither, so headers and heaps are read here too.
 """
 
 import os
@@ -86,8 +87,11 @@ def _check_texts(path: str | Path, members: Sequence[object]) -> None:
             references = list(_attribute_references(raw, h5py.h5o.get_info(member).addr, size))
             if isinstance(member, h5py.h5d.DatasetID) and _is_variable(member.get_type()):
                 references += [os.pread(raw, length, place) for place, length in _stored(member)]
-            if any(length > size for part in references for length in _lengths(part)):
+            found = [unpack_from("<IQ", part, place) for part in references for place in range(0, len(part) - 15, 16)]
+            if any(length > size for length, _ in found):
                 raise InputError(f"{path}: a text in it is longer than the file: it is damaged; copy it again")
+            if not all(_has_an_end(raw, heap, size) for heap in {heap for length, heap in found if length}):
+                raise InputError(f"{path}: the place of its texts is damaged; copy it again")
     finally:
         os.close(raw)
 
@@ -107,8 +111,19 @@ def _stored(dataset: h5py.h5d.DatasetID) -> Iterator[tuple[int, int]]:
             yield chunk.byte_offset, chunk.size
 
 
-def _lengths(references: bytes) -> Iterator[int]:
-    return (unpack_from("<I", references, place)[0] for place in range(0, len(references) - 15, _REFERENCE))
+def _has_an_end(raw: int, heap: int, size: int) -> bool:
+    """Whether a walk through the pieces of a heap comes to its end, as HDF5 walks; a piece of number 0 is free."""
+    start = os.pread(raw, 16, heap) if heap < size else b""
+    total = unpack_from("<Q", start, 8)[0] if start[:4] == b"GCOL" else 0
+    block = os.pread(raw, min(total, size), heap)
+    place = 16
+    while place + 16 <= len(block):
+        number, length = unpack_from("<H6xQ", block, place)
+        step = length if number == 0 else 16 + -(-length // 8) * 8
+        if step == 0 or length > size:
+            return False
+        place += step
+    return True
 
 
 def _attribute_references(raw: int, address: int, size: int) -> Iterator[bytes]:
