@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint browser docs mutation lock clean
+.PHONY: setup demo test lint browser docs mutation campaign lock clean
 
 setup: $(READY)
 
@@ -38,6 +38,9 @@ docs: $(READY)
 mutation: $(READY) ## which small changes of the method's source no test notices; SHARE=1 tries all, which takes hours
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check mutmut==3.8.0
 	$(BIN)/python tests/mutation.py --share $(or $(SHARE),0.1)
+
+campaign: $(READY) ## attack every command for MINUTES: kills, damaged inputs, full disks, stale caches, failing processes, the viewer
+	$(BIN)/python -m tests.campaign --minutes $(or $(MINUTES),60)
 
 lock: ## exact versions of a fresh install of the ranges in pyproject.toml
 	$(PYTHON) -m venv .venv-lock

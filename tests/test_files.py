@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from its2clr import files
 from its2clr.errors import DiskFullError
-from its2clr.files import atomic_path, remove_half_written, reserve, temporary_path, write_text
+from its2clr.files import atomic_path, damage_said, remove_half_written, reserve, temporary_path, write_text
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -115,3 +115,15 @@ def test_a_reserved_file_has_its_space(tmp_path):
     status = (tmp_path / "a").stat()
     assert status.st_size == 2**20
     assert status.st_blocks * 512 >= 2**20  # a file with holes has fewer
+
+
+def test_want_of_memory_is_no_damage_of_the_file():
+    with pytest.raises(MemoryError, match=r"^a\.safetensors: unable to mmap"), damage_said("a.safetensors: is damaged"):
+        raise RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)")
+
+
+def test_the_first_file_written_into_a_folder_tidies_it(tmp_path):
+    dead = killed_while_writing(tmp_path / "a.geojson")
+    write_text(tmp_path / "b.geojson", "whole")
+    assert not dead.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["b.geojson"]

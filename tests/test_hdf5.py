@@ -130,3 +130,46 @@ def test_the_viewer_sends_images_alone(tmp_path):
     with pytest.raises(InputError, match="cannot be decoded"):
         viewer.instance_image(0, 1)
     viewer.close()
+
+
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+@pytest.mark.parametrize("where", ["root", "dataset", "values", "chunks", "many"])
+def test_a_text_longer_than_the_file_is_refused_before_memory_is_taken(version, where, tmp_path):
+    """A length of 4 GB in a damaged file of a few kB took 4 GB."""
+    path = tmp_path / "a.h5"
+    text = "a text of which the length is changed"
+    with h5py.File(path, "w", libver=version) as file:
+        file["numbers"] = np.arange(12)
+        if where == "many":  # they do not fit into the first part of the header
+            for number in range(7):
+                file["numbers"].attrs[f"number {number}"] = "x" * number
+        if where in {"root", "many", "dataset"}:
+            (file if where == "root" else file["numbers"]).attrs["told"] = text
+        else:
+            chunks = (2,) if where == "chunks" else None
+            file.create_dataset("told", data=[text, "b"], dtype=h5py.string_dtype(), chunks=chunks)
+    with open_hdf5(path) as file:
+        assert "numbers" in file
+    content = path.read_bytes()
+    length = len(text).to_bytes(4, "little")
+    heaps = [place for place in range(0, len(content), 8) if content[place : place + 4] == b"GCOL"]
+    references = [content.find(length + heap.to_bytes(8, "little")) for heap in heaps]
+    place = next(place for place in references if place >= 0)
+    path.write_bytes(content[:place] + b"\xff\xff\xff\xf0" + content[place + 4 :])
+    with pytest.raises((InputError, KeyError, OSError), match=r"longer than the file|checksum"):
+        open_hdf5(path)
+
+
+def test_a_heap_without_an_end_is_refused(tmp_path):
+    """HDF5 never came back from one whose free piece has no length."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs["told"] = "a text"
+    content = path.read_bytes()
+    heap = content.find(b"GCOL")
+    free = heap + 16 + 16 + 8  # after the head of the heap, the head of the text, and the text
+    assert content[free : free + 2] == b"\0\0"
+    assert int.from_bytes(content[free + 8 : free + 16], "little") > 0
+    path.write_bytes(content[: free + 8] + bytes(8) + content[free + 16 :])
+    with pytest.raises(InputError, match="the place of its texts is damaged"):
+        open_hdf5(path)

@@ -55,8 +55,18 @@ def atomic_path(path: str | Path, needs: int = 0) -> Iterator[Path]:
 
 
 def temporary_path(path: Path) -> Path:
-    """A new name beside a file or folder, to write it under; it says which process of which machine is writing."""
+    """A new name beside a file or folder, to write it under; it says which process of which machine is writing.
+
+    The first time that a process writes into a folder, it removes what killed processes left there.
+    """
+    _tidy(path.parent.absolute())
     return path.with_name(f".{path.name[:40]}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}.part")
+
+
+@cache
+def _tidy(folder: Path) -> None:
+    """Once per process, since a folder of many bags takes a while to list."""
+    remove_half_written(folder, below=False)
 
 
 def bring_to_disk(path: Path) -> None:
@@ -129,6 +139,8 @@ def damage_said(what: str, advice: str = "", raised: type[Exception] = InputErro
         raise raised(str(error)) from error
     except Exception as error:
         words = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
+        if os.strerror(errno.ENOMEM) in words:  # said by the system: the file may be whole
+            raise MemoryError(f"{what.partition(': ')[0]}: {words}") from error
         raise raised(f"{what} ({words}){advice and f'; {advice}'}") from error
 
 

@@ -6,7 +6,7 @@ The walk takes every kind of cache, makes its result, changes one thing on disk,
 import json
 import os
 import shutil
-from itertools import pairwise
+from itertools import count, pairwise
 from types import SimpleNamespace
 
 import h5py
@@ -22,6 +22,7 @@ from its2clr.cohort import Cohort, load_tiles, tile_path
 from its2clr.cohort.resample import resample_cohort
 from its2clr.cohort.tiles import read_tiles, write_tile_file
 from its2clr.config import EngineConfig
+from its2clr.encoder_export import export_encoder
 from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
 from its2clr.files import write_json
@@ -174,6 +175,15 @@ def model_file(own):
     return lambda: open_model(own.run).fingerprint
 
 
+def exported_card(own):
+    numbers = count()
+
+    def card():
+        return (export_encoder(own.run, own.path / f"export{next(numbers)}") / "README.md").read_text()
+
+    return card
+
+
 def maps(own):
     return lambda: open_source(own.run).outdated
 
@@ -237,6 +247,7 @@ WALK = {
     half_finished_training: (one_tile, training_label),
     report: (one_tile, *TABLES, encoder),
     model_file: (encoder,),
+    exported_card: (one_tile, *TABLES, encoder),
     maps: (one_tile, *TABLES, encoder),
     map_of_a_bag: (one_tile,),
     viewer_at_its_start: (one_tile, *TABLES, encoder),

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from its2clr.cli import cohort, experiments, inspection, results, training, tuning, viewing
 from its2clr.cli.output import console, is_first_process
 from its2clr.errors import Its2clrError
+from its2clr.memory_limit import is_out_of_memory, said_out_of_memory, take_blas_memory
 from its2clr.signals import TERMINATED, Termination
 from its2clr.version import __version__
 
@@ -107,26 +107,31 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # names of files may be no UTF-8
     with Termination(f"stopped by SIGTERM; {GOES_ON}\n" if is_first_process() else "") as termination:
         try:
+            take_blas_memory()
             app()
         except SystemExit as stop:
             if termination.heard:
                 sys.exit(TERMINATED)
             if stop.code == INTERRUPTED and is_first_process():
-                Console(stderr=True, highlight=False).print(f"stopped; {GOES_ON}")
+                _say_error(f"stopped; {GOES_ON}")
             raise
         except KeyboardInterrupt:  # a second one, while the first was being handled
             sys.exit(TERMINATED if termination.heard else INTERRUPTED)
         except Exception as error:
-            ours = isinstance(error, Its2clrError | OSError | MemoryError)
-            if not (ours or (isinstance(error, RuntimeError) and "out of memory" in str(error))):
+            ours, memory = isinstance(error, Its2clrError | OSError), is_out_of_memory(error)
+            if not (ours or memory):
                 _unforeseen(error)
             if _debugging():
                 raise
-            advice = "" if ours else "\nLower pretrain.batch_size, refine.batch_size or engine.extract_batch_size."
-            said = str(error) or "out of memory"  # Python's own error of that kind has no words
+            said = str(error) if ours else said_out_of_memory(error)
             if is_first_process():
-                Console(stderr=True, highlight=False).print(f"error: {said}{advice}", markup=False, soft_wrap=True)
+                _say_error(f"error: {said}")
             sys.exit(2)
+
+
+def _say_error(text: str) -> None:
+    """Not by rich, which loads more code to print: there may be no memory for that."""
+    print(text, file=sys.stderr)  # noqa: T201
 
 
 def _debugging() -> bool:
@@ -143,5 +148,5 @@ def _unforeseen(error: Exception) -> NoReturn:
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     said = said if len(said) <= _LONGEST_LINE else f"{said[:_LONGEST_LINE]}..."
     report = f"please report it with {'this output' if _debugging() else 'the output of `its2clr --debug ...`'}"
-    print(f"error: {command} met an error that nobody foresaw: {said}; {report}", file=sys.stderr)  # noqa: T201
+    _say_error(f"error: {command} met an error that nobody foresaw: {said}; {report}")
     sys.exit(UNFORESEEN)

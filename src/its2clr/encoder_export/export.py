@@ -17,6 +17,7 @@ from its2clr.errors import InputError
 from its2clr.files import bring_to_disk, disk_full_said, read_json, temporary_path, write_text
 from its2clr.run.features import open_run_features, require_encoder
 from its2clr.run.handover import preferred_encoders
+from its2clr.run.made_from import outdated
 from its2clr.run.scores import RESULTS_FILE
 
 FORMATS = ("timm", "onnx", "features")
@@ -45,7 +46,8 @@ def export_encoder(
         The folder.
 
     Raises:
-        InputError: The run has no such encoder, a format is unknown, or the folder holds something.
+        InputError: The run has no such encoder, its results are out of date, a format is unknown, or the folder holds
+            something.
     """
     out = Path(out)
     if not formats or not set(formats) <= set(FORMATS):
@@ -60,8 +62,10 @@ def export_encoder(
     network = load_network(path).encoder.eval()
     built = EncoderConfig.model_validate(load_checkpoint(path)[1]["encoder"])
     _require_timm(built, formats)
-    cohort = Cohort.open(opened.cohort).without_labels()
-    size = cohort.tile_size
+    whole = Cohort.open(opened.cohort)
+    cohort, size, results = whole.without_labels(), whole.tile_size, _results(opened.path)
+    if results is not None and (lines := outdated(opened.path, opened.config, results, whole)):
+        raise InputError(f"{run}: the results, which the model card states, are out of date: {'; '.join(lines)}")
     with whole_folder(out) as folder:
         timm = write_timm_folder(folder, network, built, size) if "timm" in formats else None
         if "onnx" in formats:
@@ -72,7 +76,7 @@ def export_encoder(
                 folder, cohort, encoder, lambda part: features.of(encoder, part).features.cpu().numpy()
             )
         exported = Exported(encoder, built, network.feature_dim, timm, "onnx" in formats, trident)
-        write_text(folder / "README.md", model_card(exported, opened.config, cohort, _results(opened.path), licence))
+        write_text(folder / "README.md", model_card(exported, opened.config, cohort, results, licence))
     if trident is not None:
         for note in trident.notes:
             features.engine.say(f"features: the name of the folder {trident.path.name} has {note}")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from its2clr.errors import TrainingError
+from its2clr.memory_limit import is_out_of_memory
 from its2clr.wording import readable_size
 
 ADVICE = {
@@ -41,7 +42,7 @@ def memory_advice(stage: str) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not _is_memory(error):
+        if not is_out_of_memory(error):
             raise
         on_gpu = isinstance(error, torch.OutOfMemoryError)
         place, tiles = "host", "in a file with engine.tiles=disk"
@@ -52,7 +53,3 @@ def memory_advice(stage: str) -> Iterator[None]:
             "also what else runs on this machine. Finished work is kept. To change a setting that does not start with "
             f"engine., use a new run folder. The system says: {str(error).partition(chr(10))[0]}"
         ) from error
-
-
-def _is_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

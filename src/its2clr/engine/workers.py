@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from its2clr.memory_limit import take_blas_memory
 from its2clr.signals import leave_signals_to_parent
 
 
@@ -17,6 +18,7 @@ def become_worker(number: int, count: int) -> None:
         count: How many there are.
     """
     leave_signals_to_parent()
+    take_blas_memory()
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

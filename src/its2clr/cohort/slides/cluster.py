@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from its2clr.cohort.parallel import processors
 from its2clr.errors import InputError, extra_needed
+from its2clr.memory_limit import take_blas_memory
 from its2clr.processes import Worker, WorkerLost
 from its2clr.signals import interrupts_wait, leave_signals_to_parent
 
@@ -109,6 +110,7 @@ def _in_processes(
 def _serve(pipe: Connection) -> None:
     """Do pieces of work until the pipe closes; an answer is a result, or the error that was raised."""
     leave_signals_to_parent()
+    take_blas_memory()
     while True:
         try:
             function, item = pipe.recv()

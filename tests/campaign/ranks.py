@@ -1,0 +1,117 @@
+"""One of two processes under torchrun fails at a collective operation: all end soon, and the next start goes on.
+
+The process fails by an error, by ending without a word, or by `kill -9`. Every line of its2clr that asks for a
+collective has its turn, in a random order; of a line that asks often, one time is drawn. After a few failures in a row
+the command is let through, and its results are those of one undisturbed.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tests.campaign.content import content, differences, half_written
+from tests.campaign.machine import HANG_SECONDS, draw_of
+from tests.campaign.places import Places, settings
+from tests.campaign.tally import Clock, Part
+from tests.end_to_end.commands import environment
+
+MOST_FAILURES = 4
+"""In a row, before the command is let through."""
+WAYS = ("raise", "exit", "kill")
+
+
+def ranks(places: Places, part: Part, clock: Clock, seed: int, *, short: bool = False) -> None:
+    """Let processes fail until the time is up; in short, one fails once."""
+    if short:
+        failure = (1, 3, "raise")
+        code, output, part.slowest = _torchrun(places.new("ranks"), places, failure, limit=2 * HANG_SECONDS)
+        part.tried(failure[2])
+        _check("process 1 by raise at collective 3", code, output, failure[2], part)
+        return
+    whole = places.new("ranks-whole")
+    code, output, seconds = _torchrun(whole, places, None)
+    if code:
+        part.failed("fit", f"other: ended with {code} undisturbed: {output[-1500:]}")
+        return
+    expected, called = content(whole / "out"), json.loads((whole / "counted").read_text())
+    lines = {line: [number for number, one in enumerate(called) if one == line] for line in sorted(set(called))}
+    draw = draw_of(seed, "ranks")
+    waiting: list[str] = []
+    part.notes |= {"collectives": len(called), "lines": sorted(lines), "commands_let_through": 0}
+    seen: set[str] = set()
+    while True:
+        folder, said = places.new("ranks"), []
+        for _ in range(draw.randint(1, MOST_FAILURES)):
+            if not waiting:
+                waiting = draw.sample(sorted(lines), len(lines))
+            line = waiting.pop()
+            failure = (draw.randrange(2), draw.choice(lines[line]), draw.choice(WAYS))
+            code, output, taken = _torchrun(folder, places, failure, limit=HANG_SECONDS + 3 * seconds)
+            part.slowest = max(part.slowest, taken)
+            if code == 0:  # a resumed run asks less often
+                waiting.insert(0, line)
+                break
+            seen.add(line)
+            said.append(f"process {failure[0]} by {failure[2]} at collective {failure[1]} ({line})")
+            part.tried(failure[2])
+            _check(said[-1], code, output, failure[2], part)
+            if clock.over():
+                break
+        what = f"fit (seed {seed}): " + ", ".join(said)
+        code, output, _ = _torchrun(folder, places, None, limit=HANG_SECONDS + 3 * seconds)
+        part.notes["lines_failed_at"] = sorted(seen)
+        if code:
+            part.failed(what, f"refused to go on, exit code {code}: {output[-1500:]}")
+        elif changed := differences(expected, content(folder / "out")):
+            part.failed(what, f"result changed: {changed[:8]}")
+        elif left := half_written(folder / "out"):
+            part.failed(what, f"outside: half written files stay: {left[:4]}")
+        part.notes["commands_let_through"] += int(code == 0)
+        if clock.over():
+            return
+
+
+def _check(what: str, code: int, output: str, how: str, part: Part) -> None:
+    if code == -1:
+        part.failed(what, f"hung: {output[-1500:]}")
+    ours = [line for line in output.splitlines() if line.startswith("error: ")]
+    if how == "raise" and not any("a failure made by the campaign" in line for line in ours):
+        part.failed(what, f"other: does not say what failed: {output[-1500:]}")
+    for block in output.split("Traceback (most recent call last)")[1:]:
+        if "torch/distributed/run.py" not in block and "torch.distributed.elastic" not in block:
+            part.failed(what, f"traceback: {block[:1500]}")
+            return
+
+
+def _torchrun(
+    folder: Path, places: Places, failure: tuple[int, int, str] | None, limit: float = 10 * HANG_SECONDS
+) -> tuple[int, str, float]:
+    """Run a fit in two processes; the exit code is -1 if it had to be killed."""
+    words = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m",
+        "tests.campaign.failing_rank", "fit", str(places.cohort), "--out", str(folder / "out"), *settings(), "--set",
+        "refine.epochs=2", "--set", "pretrain.epochs=1", "--set", "evaluation={retrainings: 1, bootstrap: 20}",
+    ]  # fmt: skip
+    more = {"CAMPAIGN_COUNTED": str(folder / "counted")}
+    if failure is not None:
+        more |= dict(zip(("CAMPAIGN_RANK", "CAMPAIGN_COLLECTIVE", "CAMPAIGN_HOW"), map(str, failure), strict=True))
+    begun = time.monotonic()
+    with (folder / "said.txt").open("w+") as said:
+        with subprocess.Popen(
+            words, env=environment() | more, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process:
+            try:
+                code = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                code = -1
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        said.seek(0)
+        output = said.read()
+    return code, output, time.monotonic() - begun
