@@ -1,4 +1,4 @@
-"""The scikit-learn-like face of the package: fit, predict_proba, predict_instances, transform."""
+"""The scikit-learn-like face of the package: fit, score, predict_proba, predict_instances, transform."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -10,9 +10,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort
-from its2clr.errors import InputError
+from its2clr.errors import InputError, Its2clrError
 from its2clr.files import read_json
 from its2clr.plugins import allow_named
+from its2clr.wording import did_you_mean
 
 if TYPE_CHECKING:
     from its2clr.run.decisions import Thresholds
@@ -44,6 +45,55 @@ class ItS2CLR:
         self.run = run
         self.overrides = overrides
         self.verbose = verbose
+
+    def __repr__(self) -> str:
+        """What it is made of, how far it is, and how good: for a notebook, from small files alone."""
+        given = [f"{name}={value!r}" for name, value in self.get_params().items() if value is not None]
+        try:
+            state = self._state_in_words()
+        except (Its2clrError, OSError, ValueError, KeyError, TypeError):
+            state = "its folder cannot be read"
+        return f"ItS2CLR({', '.join(given)}): {state}"
+
+    def _state_in_words(self) -> str:
+        from its2clr.run.results_file import results_rows
+        from its2clr.run.saved import read_run_config
+        from its2clr.run.scores import RESULTS_FILE
+
+        folder = Path(self.run)
+        if folder.is_file():
+            return "a trained model, to predict with"
+        begun = read_run_config(folder)
+        if begun is None:
+            return "not fitted yet"
+        cohort = Path(begun[1]).name
+        if (folder / RESULTS_FILE).is_file():
+            rows = results_rows(read_json(folder / RESULTS_FILE))
+            shown = "; ".join(f"{name}: bag AUC {bags}, instance AUC {instances}" for name, bags, instances in rows)
+            return f"fitted on {cohort} and evaluated on its test bags. {shown}"
+        finished = read_json(folder / "state.json").get("stages", {}) if (folder / "state.json").is_file() else {}
+        if "aggregate refined" in finished:
+            return f"fitted on {cohort}, not evaluated yet"
+        return f"being fitted on {cohort}; finished: {', '.join(finished) or 'nothing yet'}"
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments it was made with, as scikit-learn asks for them (`sklearn.base.clone`)."""
+        del deep
+        return {"recipe": self.recipe, "run": self.run, "overrides": self.overrides, "verbose": self.verbose}
+
+    def set_params(self, **given: Any) -> Self:
+        """Change arguments it was made with.
+
+        Raises:
+            InputError: There is no such argument.
+        """
+        for name, value in given.items():
+            if name not in self.get_params():
+                raise InputError(f"ItS2CLR has no argument {name!r}{did_you_mean(name, self.get_params())}")
+            setattr(self, name, value)
+        self.__dict__.pop("_stages", None)
+        self.__dict__.pop("_deployed", None)
+        return self
 
     @classmethod
     def from_model(cls, path: str | Path, *, verbose: bool = True) -> Self:
@@ -126,6 +176,19 @@ class ItS2CLR:
         features = stages.features(encoder, validation.cohort.without_labels())
         scores = Scores.of(stages.aggregators(encoder), features)
         return choose_thresholds(stages.config.refine, validation, scores)
+
+    def score(self, cohort: str | Path | Cohort) -> float:
+        """Bag AUC on the bags of a cohort with labels; they should be new to the model.
+
+        Raises:
+            InputError: The cohort has no labels, or labels of one class.
+        """
+        from its2clr.evaluation.bags import bag_metrics
+
+        bags = cohort if isinstance(cohort, Cohort) else Cohort.open(cohort)
+        if not bags.labels_visible:
+            raise InputError(f"{bags.path}: has no labels to score with")
+        return bag_metrics(bags.bags["label"].to_numpy(dtype=np.int64), self.predict_proba(bags)[:, 1])["auc"]
 
     def predict_instances(self, cohort: str | Path | Cohort) -> pd.DataFrame:
         """Instance probabilities with their places.

@@ -18,6 +18,7 @@ from its2clr.encoders.adapter import FeatureAdapter, FeatureViews
 from its2clr.engine.devices import Engine
 from its2clr.engine.graphs import Recorded
 from its2clr.engine.guard import embedding_spread
+from its2clr.engine.progress import TotalWork
 from its2clr.errors import TrainingError
 from its2clr.tile_store import TileStore
 from its2clr.views.maker import ViewMaker
@@ -216,6 +217,9 @@ def train_epoch(
     embeddings = torch.zeros(1, 1)
     step.views.reseed(*keys, engine.rank)
     step.network.train()
+    work, exact = engine.work, engine.device.type == "cpu"  # elsewhere steps are only queued until the epoch's end
+    if work is not None:
+        work.begin()
     started = time.perf_counter()
     with (
         engine.own_random_state(*keys, "network", engine.rank),  # dropout and drop-path of the backbone
@@ -229,9 +233,15 @@ def train_epoch(
             losses[number] = loss
             if after_step is not None:
                 after_step(number)
+            if work is not None:
+                work.add(batches.indices.shape[1])
+                _measure(work, warm=number > 0, exact=exact)
+                progress.note(work.said())
             progress.advance()
     spread = spread_of(embeddings)  # waits for the device, so the time below includes all its work
     seconds = time.perf_counter() - started
+    if work is not None:
+        work.measure(enough=0.0)
     engine.share_buffers(step.network)
     mean_loss, mean_spread = engine.mean_over_processes(losses.mean(), spread)
     if not math.isfinite(mean_loss):
@@ -240,6 +250,14 @@ def train_epoch(
             f"{keys[1]}.temperature; with bf16, try engine.precision=32-true. New settings need a new run folder."
         )
     return EpochResult(mean_loss, mean_spread, batches.indices.numel() / seconds, seconds)
+
+
+def _measure(work: TotalWork, *, warm: bool, exact: bool) -> None:
+    """Measure after a step; the very first one, which makes everything ready, does not count."""
+    if not (warm or work.is_measured):
+        work.begin()
+    elif exact:
+        work.measure()
 
 
 def cosine_or_constant(

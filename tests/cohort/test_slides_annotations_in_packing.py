@@ -207,8 +207,8 @@ def test_the_values_of_a_mask_are_classes_too(manifest, tmp_path):
     Image.fromarray(mask).save(manifest.parent / "drawn" / "one.png")
     slides = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn")
     with pytest.raises(InputError, match=r"--class '3' is in none .* there is '1' in 1, '2' in 1"):
-        check_chosen_classes(slides.slides, ["1", "3"])
-    check_chosen_classes(slides.slides, ["2"])
+        check_chosen_classes([slides.slides[1].annotation], ["1", "3"])
+    check_chosen_classes([slides.slides[1].annotation], ["2"])
 
 
 def test_a_positive_slide_without_any_tumour_is_unknown_not_negative(manifest, tmp_path):

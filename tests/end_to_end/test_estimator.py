@@ -1,10 +1,15 @@
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from PIL import Image
+from sklearn.base import clone
+from sklearn.metrics import roc_auc_score
 from tests.conftest import TINY
-from tests.end_to_end.commands import its2clr
+from tests.end_to_end.commands import environment, its2clr
 
 from its2clr import ItS2CLR
 from its2clr.cohort import Cohort
@@ -91,3 +96,44 @@ def test_new_bags_without_labels_are_predicted_and_not_trained_with(model, tmp_p
         model.predict_proba(tmp_path / "large")
     with pytest.raises(InputError, match="has no labels"):
         ItS2CLR("demo", run=tmp_path / "run", verbose=False).fit(cohort)
+
+
+def test_it_says_how_far_it_is_and_how_good(model, evaluated_run, tmp_path):
+    assert repr(ItS2CLR("demo", run=tmp_path / "none")).endswith("not fitted yet")
+    evaluated = repr(ItS2CLR(run=evaluated_run))
+    assert "fitted on tiny and evaluated on its test bags. SimCLR + dsmil: bag AUC " in evaluated
+    begun = ItS2CLR("demo", run=tmp_path / "begun", overrides={"seed": 1})
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.yaml").write_bytes((model.run / "config.yaml").read_bytes())
+    assert repr(begun).endswith("being fitted on tiny; finished: nothing yet")
+    assert "overrides={'seed': 1}" in repr(begun)
+    (tmp_path / "begun" / "config.yaml").write_text("{")
+    assert repr(begun).endswith("its folder cannot be read")
+
+
+def test_its_score_is_the_bag_auc(model, tiny_cohort):
+    test = Cohort.open(tiny_cohort).split("test")
+    expected = roc_auc_score(test.bags["label"], model.predict_proba(test)[:, 1])
+    assert model.score(test) == pytest.approx(expected)
+    with pytest.raises(InputError, match="has no labels to score with"):
+        model.score(test.without_labels())
+
+
+def test_scikit_learn_clones_it(model):
+    copy = clone(model)
+    assert copy is not model
+    assert copy.get_params() == model.get_params()
+    assert copy.set_params(verbose=True).verbose
+    with pytest.raises(InputError, match="no argument 'recipes', did you mean 'recipe'"):
+        copy.set_params(recipes="demo")
+
+
+def test_names_are_listed_before_they_are_used():
+    found = subprocess.run(
+        [sys.executable, "-c", "import its2clr; print(*dir(its2clr)); its2clr.Cohort, its2clr.ItS2CLR"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"ItS2CLR", "Cohort", "__version__"} <= set(found.stdout.split())

@@ -12,7 +12,7 @@ from its2clr.cli.program import app
 from its2clr.cohort import Cohort
 from its2clr.errors import InputError
 from its2clr.evaluation.bags import bag_metric_intervals
-from its2clr.predict.against_labels import score, score_notes
+from its2clr.predict.against_labels import score, score_notes, score_rows
 from its2clr.predict.new_bags import predict
 
 THRESHOLD = 0.6
@@ -231,3 +231,75 @@ def test_from_a_model_to_scores_on_the_command_line(evaluated_run, tiny_cohort, 
     assert json.loads((tmp_path / "new" / "mine.json").read_text()) == found
     predict(evaluated_run, tiny_cohort, out, quiet=True)
     assert not (out / "scores.json").exists()  # it was of the predictions before
+
+
+def test_an_interval_of_one_value_is_none(folder, write):
+    found = score(folder, write(bag_table({"a": 1, "f": 0})))
+    assert (found["bags"]["positive"], found["bags"]["negative"]) == (1, 1)
+    assert set(found["bag_intervals"].values()) == {None}
+    assert not any("[" in cell for row in score_rows(found) for cell in row)
+    assert any(
+        "no interval for auc, " in note and "1 positive and 1 negative bags" in note for note in score_notes(found)
+    )
+    some = score(folder, write(bag_table()))
+    assert some["bag_intervals"]["auc"] is not None
+    assert not any("no interval for auc" in note for note in score_notes(some))
+
+
+def test_bags_that_the_model_was_trained_on_are_said(evaluated_run, tiny_cohort, tmp_path):
+    predicted = predict(evaluated_run, tiny_cohort, tmp_path / "p", quiet=True)
+    bags = Cohort.open(tiny_cohort).bags
+    splits = {name: bags.loc[bags["split"] == name, "bag_id"].tolist() for name in ("train", "val", "test")}
+    assert any(f"trained on {len(splits['train'])} of these bags" in note for note in predicted.notes)
+    found = score(tmp_path / "p", tiny_cohort / "bags.csv")
+    assert found["seen_in_training"] == splits
+    assert any(f"the model was trained on {len(splits['train'])} of these bags" in note for note in score_notes(found))
+    only_test = score(tmp_path / "p", tiny_cohort / "bags.csv", split="test")
+    assert only_test["seen_in_training"] == {"train": [], "val": [], "test": splits["test"]}
+    assert any("the model was tested on" in note for note in score_notes(only_test))
+
+
+@pytest.fixture
+def placed(folder):
+    """The tiles of the predicted bags lie side by side, 100 pixels wide."""
+    table = pd.read_parquet(folder / "instances.parquet")
+    table["x"] = 100 * table.groupby("bag_id").cumcount()
+    table.assign(y=0, tile_size_level0=100).to_parquet(folder / "instances.parquet")
+    bags = pd.read_csv(folder / "predictions.csv", dtype={"bag_id": str}, keep_default_na=False)
+    bags.assign(source="nowhere.svs").to_csv(folder / "predictions.csv", index=False)
+    return folder
+
+
+def outline(name, left, right):
+    ring = [[left, 10], [right, 10], [right, 20], [left, 20], [left, 10]]
+    geometry = {"type": "Polygon", "coordinates": [ring]}
+    return json.dumps({"type": "Feature", "geometry": geometry, "properties": {"classification": {"name": name}}})
+
+
+def test_annotations_are_ground_truth_of_tiles(placed, write, tmp_path):
+    drawn = tmp_path / "drawn"
+    drawn.mkdir()
+    (drawn / "a.geojson").write_text(outline("Tumor", 10, 90))  # the first tile
+    (drawn / "NA.geojson").write_text(outline("Tumor", 110, 120))  # the second
+    (drawn / "007.geojson").write_text(outline("Ignore*", 0, 300))
+    found = score(placed, write(bag_table()), annotations=drawn)
+    positive = {("a", 0), ("NA", 1)}
+    known = [
+        (int((bag_id, number) in positive), PROBABILITY[bag_id] / (number + 1))
+        for bag_id in LABELS
+        for number in range(3)
+        if LABELS[bag_id] == 0 or bag_id in ("a", "NA")  # of other positive bags nothing is known
+    ]
+    labels, probability = np.array(known).T
+    assert found["instance"]["auc"] == pytest.approx(roc_auc_score(labels, probability))
+    assert found["instances"]["positive"] == 2
+    assert found["instances"]["negative"] == len(known) - 2
+    with pytest.raises(InputError, match="--class 'DCIS' is in none of the annotations"):
+        score(placed, write(bag_table()), annotations=drawn, classes=["DCIS"])
+    with pytest.raises(InputError, match="there is no annotation of these 7 bags"):
+        score(placed, write(bag_table()), annotations=tmp_path)
+
+
+def test_labels_in_words_are_scored(folder, write):
+    words = {bag_id: ("normal", "tumor")[label] for bag_id, label in LABELS.items()}
+    assert score(folder, write(bag_table(words)), positive=["tumor"])["bag"] == score(folder, write(bag_table()))["bag"]

@@ -13,6 +13,7 @@ from its2clr.cli.options import (
     LimitOption,
     MachineSetOption,
     ModelOption,
+    PositiveOption,
     ScoredArgument,
     ScoredSplitOption,
     WorkersOption,
@@ -180,6 +181,14 @@ def score(
             help="Table (CSV) with bag_id, file and label (empty or -1: unknown), as for `its2clr cohort images`."
         ),
     ] = None,
+    annotations: Annotated[
+        Path | None,
+        typer.Option(help="Folder of annotations of the slides (XML, GeoJSON, masks), named as the bags; for tiles."),
+    ] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Annotated class that counts as tumour; may be repeated.")
+    ] = None,
+    positive: PositiveOption = None,
     split: Annotated[
         str | None, typer.Option(help="Only bags of BAGS with this value in column `split`; default: all.")
     ] = None,
@@ -190,22 +199,32 @@ def score(
     """Compare predictions for new bags with their labels: how good is the model on patients it has never seen?
 
     Prints AUC, AUPRC and, at the model's own threshold, balanced accuracy, F1, sensitivity and specificity, with their
-    intervals over bags, and the Brier score of the calibrated probabilities; with --instances also how well instances
-    are found. Bags that are only in the predictions or only in the labels are named and left out.
+    intervals over bags, and the Brier score of the calibrated probabilities; with --instances or --annotations also how
+    well instances are found. Bags that are only in the predictions or only in the labels are named and left out.
 
-    BAGS must hold no bag, and no patient, that the model was trained or validated on.
+    BAGS must hold no bag, and no patient, that the model was trained or validated on; bags that it was are named.
 
     Example: `its2clr score predictions/monday new/bags.csv`
 
     With labels of the images, as packed by `its2clr cohort images --instances new/instances.csv`:
     `its2clr score predictions/monday new/bags.csv --instances new/instances.csv`
+
+    With outlines drawn on the slides: `its2clr score predictions/monday new/bags.csv --annotations new/outlines`
     """
     from its2clr.files import write_json
     from its2clr.predict.against_labels import score as score_
     from its2clr.predict.against_labels import score_notes, score_rows
     from its2clr.predict.prediction_folder import SCORES
 
-    found = score_(predictions, bags, instances, split)
+    found = score_(
+        predictions,
+        bags,
+        instances,
+        split,
+        annotations=annotations,
+        classes=classes or [],
+        positive=positive or [],
+    )
     written = json_file or predictions / SCORES
     write_json(written, found)
     headings = ("", "bags", "instances") if "instance" in found else ("", "bags")

@@ -1,5 +1,6 @@
 """Commands that train and evaluate: every stage of a run, all of them at once, or one alone."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -207,6 +208,8 @@ def evaluate(
 def _fit_and_evaluate(stages: "Stages") -> None:
     from its2clr.report import reported
 
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        stages.ask = typer.confirm
     with reported(stages.run.path, stages.engine.say, enabled=stages.engine.is_writer):
         stages.fit()
         _evaluate(stages)

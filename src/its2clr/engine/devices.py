@@ -15,7 +15,7 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 
 from its2clr.config import EngineConfig
-from its2clr.engine.progress import Progress, ProgressBar
+from its2clr.engine.progress import Progress, ProgressBar, TotalWork
 from its2clr.errors import InputError, Its2clrError, TrainingError
 from its2clr.seeds import derive_seed
 
@@ -66,6 +66,8 @@ class Engine:
         self.records_steps = config.record_steps and self.device.type == "cuda"
         self._compile = config.compile
         self.bars = ProgressBar(enabled=self.is_writer)
+        self.work: TotalWork | None = None
+        """All encoder training of a run, where it is counted; every step adds to it."""
         self.memory: dict[Any, Any] | None = None
         """Decoded tiles that the next run can use too; None keeps nothing after a run."""
 

@@ -9,6 +9,7 @@ from rich import progress as rich_progress
 from rich.console import Console
 
 LINE_EVERY_SECONDS = 10.0
+ESTIMATED_AFTER_SECONDS = 5.0
 
 
 class Progress:
@@ -98,6 +99,58 @@ class ProgressBar:
         """One line of plain text."""
         if self.enabled:
             self.console.print(message, markup=False, soft_wrap=True)
+
+
+class TotalWork:
+    """The work of several stages together, and how long the rest takes at the rate that was measured.
+
+    Args:
+        total: Units of all stages.
+        estimated: Called once, when the rate has been measured, with the seconds left and the units per second.
+    """
+
+    def __init__(self, total: int, estimated: Callable[[float, float], None] | None = None) -> None:
+        self.total, self.done = total, 0
+        self._estimated = estimated
+        self._measured, self._seconds, self._since, self._new = 0, 0.0, 0.0, 0
+
+    def begin(self) -> None:
+        """Measure from here on; what was done before and is not measured yet does not count."""
+        self._since, self._new = time.monotonic(), 0
+
+    def add(self, amount: int) -> None:
+        """Count finished units."""
+        self.done += amount
+        self._new += amount
+
+    def measure(self, *, enough: float = ESTIMATED_AFTER_SECONDS) -> None:
+        """Count the time since `begin`, in which everything added since was finished.
+
+        Args:
+            enough: Seconds that must have been measured before the first estimate is made.
+        """
+        now = time.monotonic()
+        self._seconds, self._measured = self._seconds + now - self._since, self._measured + self._new
+        self.begin()
+        if self._estimated is not None and self._measured and self._seconds >= enough:
+            estimated, self._estimated = self._estimated, None
+            estimated(self.seconds_left, self._measured / self._seconds)
+            self.begin()
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a rate is known."""
+        return self._measured > 0
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the rest takes at the measured rate."""
+        return max(0, self.total - self.done) * self._seconds / self._measured
+
+    def said(self) -> str:
+        """How far all stages are together."""
+        share = f"{min(1.0, self.done / max(1, self.total)):.0%} of all encoder training"
+        return f"{share}, {_duration(self.seconds_left)} left" if self.is_measured else share
 
 
 def _duration(seconds: float) -> str:

@@ -17,6 +17,8 @@ Weights = NDArray[np.float64]
 
 _ROUNDS = 20  # of replacing undefined resamples before giving up
 
+_NO_SPREAD = 1e-9
+
 
 class Summary(TypedDict):
     """One metric over retrainings; a single one has no deviation."""
@@ -152,3 +154,13 @@ def _draw(generator: np.random.Generator, groups: list[NDArray[np.int64]], count
 def _summary(values: list[float]) -> Summary:
     std = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Summary(mean=float(np.mean(values)), std=std, values=values)
+
+
+def has_spread(interval: Sequence[float] | None) -> bool:
+    """Whether an interval says anything: where all resamples give one value, as of two bags, it does not."""
+    return interval is not None and interval[1] - interval[0] > _NO_SPREAD
+
+
+def said_interval(interval: Sequence[float] | None) -> str:
+    """An interval in brackets; nothing where there is none, or none that says anything."""
+    return f"[{interval[0]:.3f}, {interval[1]:.3f}]" if interval is not None and has_spread(interval) else ""

@@ -1,5 +1,7 @@
 """Predictions for new bags measured against their labels, which prediction never saw: external validation."""
 
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from its2clr.errors import InputError
 from its2clr.evaluation.arrays import UNKNOWN
 from its2clr.evaluation.bags import BAG_METRICS, bag_metric_intervals, bag_metrics
 from its2clr.evaluation.instances import instance_auc_interval, instance_metrics
-from its2clr.predict.prediction_folder import INSTANCES, PREDICTIONS, read_predictions
+from its2clr.evaluation.uncertainty import has_spread, said_interval
+from its2clr.predict.prediction_folder import INSTANCES, PREDICTIONS, read_predictions, read_sources
+from its2clr.predict.seen_bags import said_seen, seen_in_training
 from its2clr.version import __version__
 from its2clr.wording import shortened
 
@@ -35,6 +39,9 @@ def score(
     instances: str | Path | None = None,
     split: str | None = None,
     *,
+    annotations: str | Path | None = None,
+    classes: Sequence[str] = (),
+    positive: Collection[str] = (),
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -45,20 +52,25 @@ def score(
         bags: Table with `bag_id` and `label`.
         instances: Table with `bag_id`, `file` and `label`; `file` as in the table that the images were packed with.
         split: Only bags with this value in column `split`.
+        annotations: Folder of the annotations of slides, in place of `instances`: for each bag a file of its name.
+        classes: Annotated classes that count as tumour; none: those that are known to.
+        positive: Labels in words that mean 1; none: labels are 0 and 1.
         resamples: Bootstrap resamples of bags.
         seed: Seed of the resamples.
 
     Returns:
         The content of `scores.json`: `bag` with the metrics of `BAG_METRICS`, decisions being made at the model's
-        `threshold`, and `brier` of the calibrated probabilities; `bag_intervals` of all but the last; `bags`, how many
-        there are and which were left out. With instances `instance`, `instance_intervals` and `instances` too.
+        `threshold`, and `brier` of the calibrated probabilities; `bag_intervals` of all but the last, None where every
+        resample gives the same; `bags`, how many there are and which were left out; `seen_in_training`, by split the
+        bags that the model was trained, validated or tested on. With instances or annotations `instance`,
+        `instance_intervals` and `instances` too.
 
     Raises:
         InputError: The folder holds no predictions, a table is wrong, or the bags in both are not of both classes.
     """
     folder, table = Path(predictions), Path(bags)
     described, predicted = read_predictions(folder)
-    labelled = _read_labels(table, split)
+    labelled = _read_labels(table, split, positive)
     shared = predicted.index.intersection(labelled.index, sort=False)
     if shared.empty:
         raise InputError(
@@ -86,10 +98,24 @@ def score(
             **bag_metrics(labels, probability, threshold),
             "brier": float(np.mean((scored["calibrated_probability"].to_numpy() - labels) ** 2)),
         },
-        "bag_intervals": {name: list(interval) for name, interval in intervals.items()},
+        "bag_intervals": {name: _known(interval) for name, interval in intervals.items()},
+        "seen_in_training": seen_in_training(folder, set(shared)),
     }
+    if instances is not None and annotations is not None:
+        raise InputError("give labels of instances as --instances or as --annotations, not both")
     if instances is not None:
-        found |= _score_instances(folder, Path(instances), shared.tolist(), resamples, seed)
+        truth = _read_instance_labels(Path(instances), set(shared))
+        found |= _score_instances(folder, shared.tolist(), resamples, seed, partial(_by_name, truth, Path(instances)))
+    if annotations is not None:
+        from its2clr.cohort.slides.classes import check_chosen_classes
+        from its2clr.predict.annotated import annotated_labels, annotations_of
+
+        files = annotations_of(Path(annotations), shared.tolist())
+        check_chosen_classes(files.values(), classes)
+        by_place = partial(
+            annotated_labels, labels=labelled[shared], sources=read_sources(folder), files=files, classes=classes
+        )
+        found |= _score_instances(folder, shared.tolist(), resamples, seed, by_place)
     return found
 
 
@@ -108,6 +134,11 @@ def score_notes(found: dict[str, Any]) -> list[str]:
     notes = [
         f"called positive from a probability of {found['threshold']:.3f} on, chosen on the model's validation bags"
     ]
+    missing = [name for name, interval in found["bag_intervals"].items() if interval is None]
+    if missing:
+        bags = f"{found['bags']['positive']} positive and {found['bags']['negative']} negative bags"
+        notes.append(f"no interval for {', '.join(missing)}: with these {bags}, every resample gives the same value")
+    notes += said_seen(found["seen_in_training"])
     not_predicted, without_label = found["bags"]["not_predicted"], found["bags"]["without_label"]
     if not_predicted:
         tried = f"for those that were tried, {Path(found['predictions']) / PROBLEMS_FILE} says why"
@@ -123,7 +154,7 @@ def score_notes(found: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _read_labels(path: Path, split: str | None) -> "pd.Series[int]":
+def _read_labels(path: Path, split: str | None, positive: Collection[str]) -> "pd.Series[int]":
     """The label of each bag of a table, or of one split of it."""
     table = read_columns(path, ["bag_id", "label", *([] if split is None else ["split"])])
     if split is not None:
@@ -135,32 +166,44 @@ def _read_labels(path: Path, split: str | None) -> "pd.Series[int]":
         raise InputError(f"{path}: there are no bags below the header")
     problems: list[Problem] = []
     check_bag_ids(table, path, problems)
-    labels = parse_bag_labels(table, path, problems)
+    labels = parse_bag_labels(table, path, problems, positive)
     raise_problems(problems)
     return pd.Series(labels, index=pd.Index(table["bag_id"].tolist(), dtype=object))
 
 
-def _score_instances(folder: Path, path: Path, bag_ids: list[str], resamples: int, seed: int) -> dict[str, Any]:
-    truth = _read_instance_labels(path, set(bag_ids))
+def _score_instances(
+    folder: Path, bag_ids: list[str], resamples: int, seed: int, label: Callable[[pd.DataFrame], list[int]]
+) -> dict[str, Any]:
+    """Measure instances; `label` gives the ground truth of each of a table of predicted ones."""
     try:
-        predicted = pd.read_parquet(folder / INSTANCES, columns=["bag_id", "name", "probability"])
+        predicted = pd.read_parquet(folder / INSTANCES)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder / INSTANCES}: cannot be read ({error}); run `its2clr predict` again") from error
     predicted = predicted[predicted["bag_id"].isin(bag_ids)].sort_values("bag_id", kind="stable")
-    keys = list(zip(predicted["bag_id"], predicted["name"].str.strip(), strict=True))  # as cells of a table are
-    _require_predicted(truth, keys, path)
-    predicted = predicted.assign(label=[truth.get(key, UNKNOWN) for key in keys])
+    predicted = predicted.assign(label=label(predicted))
     known = predicted[predicted["label"] != UNKNOWN]
     labels, probability = known["label"].to_numpy(), known["probability"].to_numpy()
-    _require_both_classes(labels, path, "predicted instances")
+    if known.empty:
+        raise InputError(f"{folder}: no predicted instance has a known label")
+    _require_both_classes(labels, folder, "predicted instances")
     offsets = np.concatenate([[0], np.cumsum(known.groupby("bag_id", sort=False).size())])
     interval = instance_auc_interval(labels, probability, offsets, resamples=resamples, seed=seed)
     metrics = instance_metrics(labels, probability)
     return {
         "instances": {**_counts(labels), "without_label": len(predicted) - len(known)},
         "instance": {name: metrics[name] for name in ("auc", "auprc")},
-        "instance_intervals": {"auc": list(interval)},
+        "instance_intervals": {"auc": _known(interval)},
     }
+
+
+def _known(interval: tuple[float, float]) -> list[float] | None:
+    return list(interval) if has_spread(interval) else None
+
+
+def _by_name(truth: dict[tuple[str, str], int], path: Path, predicted: pd.DataFrame) -> list[int]:
+    keys = list(zip(predicted["bag_id"], predicted["name"].str.strip(), strict=True))  # as cells of a table are
+    _require_predicted(truth, keys, path)
+    return [truth.get(key, UNKNOWN) for key in keys]
 
 
 def _read_instance_labels(path: Path, bag_ids: set[str]) -> dict[tuple[str, str], int]:
@@ -216,7 +259,7 @@ def _cell(found: dict[str, Any], part: str, metric: str) -> str:
     if metric not in found[part]:
         return "-"
     value, interval = found[part][metric], found[f"{part}_intervals"].get(metric)
-    shown = f"{value:.3f}" if interval is None else f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+    shown = f"{value:.3f} {said_interval(interval)}".rstrip()
     if metric not in _COUNTED:
         return shown
     count = found[f"{part}s"][_COUNTED[metric]]

@@ -73,6 +73,9 @@ class ModelDescription(_Part):
     calibration: dict[str, FiniteFloat | int | None] = Field(description="fitted on validation bags; see the guide")
     metrics: dict[str, Any] = Field(default_factory=dict, description="how good it was on the run's test bags")
     cohort: dict[str, Any] = Field(default_factory=dict, description="numbers of bags it was trained and tested on")
+    seen: dict[str, list[str]] = Field(
+        default_factory=dict, description="short hashes of its own bags' tiles, by split"
+    )
     sha256: dict[str, str] = Field(default_factory=dict, description="of the files of weights")
 
 

@@ -22,6 +22,7 @@ from its2clr.predict.model_file import (
     load_model,
     save_model,
 )
+from its2clr.predict.seen_bags import bag_hashes
 from its2clr.predict.tiling import Tiling
 from its2clr.run.decisions import read_thresholds
 from its2clr.run.made_from import changed_models
@@ -107,6 +108,7 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
         metrics=_plain(measured(scores.results, chosen)),
         cohort=_plain({key: value for key, value in scores.results["cohort"].items() if key != "path"})
         | ({} if made_from is None else {"made_from": made_from}),
+        seen=bag_hashes(scores.made_from),
     )
     return join_model(description, encoder, aggregators)
 

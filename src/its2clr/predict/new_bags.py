@@ -1,6 +1,7 @@
 """Predict new bags with a trained model: cut as the model's own, scored bag by bag, written as tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from its2clr.predict.prediction_folder import (
     is_finished,
     on_one_line,
 )
+from its2clr.predict.seen_bags import said_seen, seen_bags, tiles_of
 from its2clr.units import MicronsPerPixel
 from its2clr.version import __version__
 from its2clr.wording import shortened_lines
@@ -75,8 +77,10 @@ def predict(
     if not cohorts:
         _refuse(out, left_out)
     predicted = _tables(model, cohorts, engine, out, left_out, notes)
+    provenance = _provenance(model, cohorts, engine, predicted)
+    predicted = replace(predicted, notes=(*predicted.notes, *said_seen(provenance["seen_in_training"])))
     if engine.is_writer:
-        predicted.write(_provenance(model, cohorts, engine, predicted))
+        predicted.write(provenance)
     engine.barrier()
     return predicted
 
@@ -151,6 +155,14 @@ def _tables(
 def _provenance(model: TrainedModel, cohorts: list[Cohort], engine: Engine, predicted: Predicted) -> dict[str, Any]:
     """The content of `prediction.json`."""
     description, names = model.description, iter(predicted.bags["bag_id"])
+    listed = [
+        {
+            "path": str(cohort.path.resolve()),
+            "bags": {next(names): bag_id for bag_id in cohort.bags["bag_id"].tolist()},
+            "tiles": {bag.bag_id: bag.tiles for bag in cohort.identity().bags},
+        }
+        for cohort in cohorts
+    ]
     return {
         "its2clr": __version__,
         "model": {
@@ -166,12 +178,6 @@ def _provenance(model: TrainedModel, cohorts: list[Cohort], engine: Engine, pred
         "calibration": {"slope": model.calibration.slope, "intercept": model.calibration.intercept},
         "device": engine.device.type,
         "precision": engine.precision,
-        "cohorts": [
-            {
-                "path": str(cohort.path.resolve()),
-                "bags": {next(names): bag_id for bag_id in cohort.bags["bag_id"].tolist()},
-                "tiles": {bag.bag_id: bag.tiles for bag in cohort.identity().bags},
-            }
-            for cohort in cohorts
-        ],
+        "cohorts": listed,
+        "seen_in_training": seen_bags(description.seen, tiles_of(listed)),
     }

@@ -160,6 +160,13 @@ def read_predictions(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     return known, table.set_index("bag_id")
 
 
+def read_sources(folder: Path) -> "pd.Series[str]":
+    """The slide, or the folder of images, of each predicted bag."""
+    table = pd.read_csv(folder / PREDICTIONS, dtype={"bag_id": str}, keep_default_na=False)
+    sources: pd.Series[str] = table.set_index("bag_id")["source"].astype(str)
+    return sources
+
+
 def _require(folder: Path, name: str) -> None:
     if not (folder / name).is_file():
         raise InputError(

@@ -10,6 +10,7 @@ import pandas as pd
 
 from its2clr.evaluation.bags import BAG_METRICS
 from its2clr.evaluation.instances import INSTANCE_METRICS
+from its2clr.evaluation.uncertainty import said_interval
 from its2clr.report.run_facts import Decisions, RunFacts, Scored
 from its2clr.run.decisions import Thresholds
 from its2clr.run.results_file import describe_cohort, training_seconds
@@ -256,7 +257,7 @@ def said_seconds(seconds: float) -> str:
 def _measured(found: dict[str, Any] | None, interval: Sequence[float] | None) -> Cell:
     if not found:
         return number(None)
-    small = f"[{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
+    small = said_interval(interval)
     deviation = "" if found["std"] is None else f" ± {found['std']:.3f}"
     return Cell(f"{found['mean']:.3f}{deviation}", small, found["mean"])
 

@@ -12,6 +12,7 @@ import yaml
 
 from its2clr.config import RefineConfig, RunConfig
 from its2clr.evaluation import health as limits
+from its2clr.evaluation.uncertainty import has_spread
 from its2clr.refine.corrections import FILE as CORRECTIONS
 from its2clr.report.run_facts import Decisions, RunFacts, Scored
 from its2clr.run.handover import said
@@ -248,6 +249,8 @@ def _gain(results: dict[str, Any], start: Scored, refined: Scored) -> str:
 
 def _with_interval(found: dict[str, Any], metric: str) -> str:
     low, high = found[f"{metric}_interval"]
+    if not has_spread((low, high)):
+        return f"{found[metric]:.3f} (no interval: every resample of these few bags gives the same)"
     return f"{found[metric]:.3f} (95% interval {low:.3f} to {high:.3f})"
 
 

@@ -13,6 +13,7 @@ from its2clr.cohort import Cohort
 from its2clr.evaluation.arrays import both_classes
 from its2clr.evaluation.health import HealthReport, health_report
 from its2clr.evaluation.instances import pseudo_label_quality
+from its2clr.evaluation.uncertainty import said_interval
 from its2clr.files import damage_said, read_json
 from its2clr.refine.remedies import RETRIES_FILE, Retry
 from its2clr.run.names import ENCODERS
@@ -140,7 +141,6 @@ def results_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _cell(found: dict[str, Any], metric: str) -> str:
     if metric not in found:
         return "-"
-    low, high = found[f"{metric}_interval"]
     deviation = found[f"{metric}_std"]
     shown = "" if deviation is None else f" ({deviation:.3f})"
-    return f"{found[metric]:.3f}{shown} [{low:.3f}, {high:.3f}]"
+    return f"{found[metric]:.3f}{shown} {said_interval(found[f'{metric}_interval'])}".rstrip()

@@ -5,6 +5,7 @@ A stage reads what the one before wrote into the run directory. Nothing here can
 """
 
 import time
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from its2clr.encoders.weights import BestEncoder, create_network, load_network, 
 from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice, peak_memory, said_peak_memory
 from its2clr.errors import InputError
-from its2clr.files import write_json
+from its2clr.files import read_metrics, write_json
 from its2clr.pretrain.loop import pretrain
 from its2clr.pretrain.method import METHODS
 from its2clr.refine.algorithm import refine
@@ -42,6 +43,7 @@ from its2clr.run.features import RunFeatures, require_encoder
 from its2clr.run.handover import HANDOVER_FILE, compare, preferred_encoders, said
 from its2clr.run.names import ENCODERS, END_TO_END, REFINED, STAGE_OF, START, aggregator_path, encoder_file
 from its2clr.run.scores import Model
+from its2clr.run.work_plan import announce
 from its2clr.seeds import derive_seed
 
 
@@ -62,6 +64,8 @@ class Stages:
         self.run, self.engine, self.config = run, engine, run.config
         self._features = RunFeatures(run, engine, write=write_features)
         self._seen: set[str] = set()
+        self.ask: Callable[[str], bool] | None = None
+        """Asks the person at the terminal before very long work; None where nobody is there."""
         for aggregator in {self.config.aggregator.name: self.config.aggregator, **self._readers()}.values():
             create_aggregator(aggregator.name, 64, **aggregator.options)
         OBJECTIVES.find(self.config.refine.objective)
@@ -241,6 +245,7 @@ class Stages:
     def fit(self) -> None:
         """Every stage of training, in order; a reader of its own is trained on both encoders too."""
         _ = self.trusted  # what is wrong with corrections should not wait
+        self._announce()
         self.pretrain()
         names = (None, *self._readers())
         for name in names:
@@ -248,7 +253,15 @@ class Stages:
         self.refine()
         for name in names:
             self.aggregate(REFINED, name)
+        self.engine.work = None
         self.hand_over()
+
+    def _announce(self) -> None:
+        """Say what a fit is going to do, and count it."""
+        if self.run.done("refine") is None:
+            trained = self.cohort.kind == "tiles" and self.config.pretrain.start is None
+            pretrains = trained and self.run.done("pretrain") is None
+            self.engine.work = announce(self.context, read_metrics(self.run.path), self.ask, pretrains=pretrains)
 
     def hand_over(self) -> None:
         """Decide which encoder the run hands over, where the settings leave that to the validation bags."""

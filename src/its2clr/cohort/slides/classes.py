@@ -8,28 +8,29 @@ from pathlib import Path
 from its2clr.cohort.parallel import map_in_threads
 from its2clr.cohort.slides.annotations import read_shapes
 from its2clr.cohort.slides.shapes import EMPTY, Shapes
-from its2clr.cohort.slides.slide_manifest import Slide
 from its2clr.errors import InputError
 from its2clr.wording import did_you_mean, shortened
 
 _LISTED = 20
 
 
-def check_chosen_classes(slides: Iterable[Slide], classes: Collection[str], workers: int | None = None) -> None:
+def check_chosen_classes(
+    annotations: Iterable[Path | None], classes: Collection[str], workers: int | None = None
+) -> None:
     """Refuse classes that no annotation holds and, where none is chosen, classes of unknown meaning.
 
     Either would be found slide by slide, after hours of tiling. A file that cannot be read is passed over: tiling says
     why.
 
     Args:
-        slides: The slides, with or without annotation.
+        annotations: The files; None of slides that have none.
         classes: Those that count as tumour; none: the ones that are known to.
         workers: Threads; the processors at hand if None.
 
     Raises:
         InputError: With what is there.
     """
-    files = list(dict.fromkeys(slide.annotation for slide in slides if slide.annotation is not None))
+    files = list(dict.fromkeys(file for file in annotations if file is not None))
     found = [shapes for shapes in map_in_threads(shapes_of, files, workers) if shapes is not None]
     if not found:
         return

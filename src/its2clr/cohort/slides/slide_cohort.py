@@ -96,7 +96,7 @@ def pack_slides(
         OSError: If the folder cannot be written.
     """
     check_slide_settings(settings)
-    check_chosen_classes(manifest.slides, settings.classes, workers)
+    check_chosen_classes((slide.annotation for slide in manifest.slides), settings.classes, workers)
     out = Path(out).absolute()
     splits = SplitPlan(manifest, fractions, seed)
     info = CohortInfo(

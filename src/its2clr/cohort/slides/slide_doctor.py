@@ -61,7 +61,7 @@ def examine_slides(
             regions[shape.shown] += shape.regions
         files.update({shape.shown for shape in shapes.named} if shapes is not None else ())
     try:
-        check_chosen_classes(manifest.slides, asked.classes, workers)
+        check_chosen_classes((slide.annotation for slide in manifest.slides), asked.classes, workers)
     except InputError as error:
         yield Finding("error", str(path), str(error))
     for name in sorted(regions):
