@@ -5,6 +5,7 @@ import json
 import h5py
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from its2clr.cohort.features.feature_cohort import pack_features
@@ -17,11 +18,14 @@ from its2clr.cohort.slides.annotations import read_annotations
 from its2clr.cohort.slides.masks import mask_polygons
 from its2clr.cohort.tables import read_table
 from its2clr.encoders.encoder import create_encoder
+from its2clr.engine.checkpoint import save_checkpoint
 from its2clr.errors import InputError
 from its2clr.files import read_json, write_text
 from its2clr.run.directory import RunDirectory
+from its2clr.run.made_from import model_digest
+from its2clr.run.names import aggregator_path, encoder_file
 from its2clr.run.scores import RunScores
-from its2clr.settings import read_recipe
+from its2clr.settings import read_recipe, resolve_config
 from tests.campaign.inputs import ODD_JSON, YAML_BOMB, geojson, geojson_of_400_digits, mutations, scribble
 from tests.campaign.kinds import kinds
 from tests.cohort.feature_files import grid, trident
@@ -162,3 +166,15 @@ def test_json_is_read_as_it_was_written(tmp_path):
         read_json(tmp_path / "a.json", list)
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "none.json")
+
+
+def test_damaged_weights_of_a_run_are_an_input_error(tmp_path):
+    """Found by a campaign: `evaluate` hashes them before it reads them."""
+    config = resolve_config("demo", [])
+    for path in (encoder_file(tmp_path, "start"), aggregator_path(tmp_path, "start", None)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_checkpoint(path, {"w": torch.arange(8.0)}, {})
+    assert model_digest(tmp_path, config, "start", config.aggregator.name)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(InputError, match=r"start\.safetensors: not a safetensors file, or incomplete"):
+        model_digest(tmp_path, config, "start", config.aggregator.name)

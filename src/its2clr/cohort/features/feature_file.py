@@ -90,4 +90,4 @@ def read_feature_file(path: str | Path) -> FeatureFile:
 
 def _digest(features: NDArray[np.float32]) -> str:
     content = np.ascontiguousarray(features, dtype=np.float32)
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return hashlib.blake2b(content.data, digest_size=16).hexdigest()
