@@ -45,11 +45,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     parser.add_argument("--part", action="append", choices=list(PARTS), help="only this part, for all the minutes")
-    parser.add_argument("--short", action="store_true", help="a few tries of each part, whatever the minutes")
+    parser.add_argument("--short", action="store_true", help="a few tries of each part but ranks, which takes long")
     parser.add_argument("--add", action="store_true", help="add to what the JSON holds of the part")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/campaign.json"))
     options = parser.parse_args()
-    chosen = options.part or list(PARTS)
+    chosen = options.part or [name for name in PARTS if not (options.short and name == "ranks")]
     seed = options.seed if options.seed is not None else int(time.time())
     shares = {name: PARTS[name][1] for name in chosen}
     state = commit()
@@ -61,12 +61,14 @@ def main() -> int:
         for name in chosen:
             minutes = 0.0 if options.short else options.minutes * shares[name] / sum(shares.values())
             part, clock = Part(name), Clock(60 * minutes)
+            before = _processor_seconds()
             PARTS[name][0](places, part, clock, seed, short=options.short)
             part.seconds = clock.passed()
-            part.notes |= {"seed": seed, "commit": state}
+            part.notes |= {"seed": seed, "commit": state, "processor_seconds": round(_processor_seconds() - before)}
             parts.append(part)
             _keep(options.json, part, add=options.add)
-            print(f"{name}: {sum(part.tries.values())} tries, {len(part.failures)} failures, {part.seconds:.0f} s")
+            done = f"{sum(part.tries.values())} tries, {len(part.failures)} failures, {part.seconds:.0f} s"
+            print(f"{name}: {done}", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     show(parts)
@@ -95,6 +97,11 @@ def _keep(path: Path, part: Part, *, add: bool) -> None:
         },
         found,
     )
+
+
+def _processor_seconds() -> float:
+    """Of this process and of those it started that have ended."""
+    return sum(os.times()[:4])
 
 
 def _kinds(found: dict[str, Any]) -> list[str]:

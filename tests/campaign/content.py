@@ -11,8 +11,20 @@ from typing import Any
 import pandas as pd
 from safetensors import safe_open
 
-TIMES = {"seconds", "time", "created", "memory", "peak_memory", "duration", "date", "started", "finished", "modified"}
-"""Keys of JSON that say when, and how long; not what."""
+TIMES = {
+    "path",
+    "seconds",
+    "time",
+    "created",
+    "memory",
+    "peak_memory",
+    "duration",
+    "date",
+    "started",
+    "finished",
+    "modified",
+}
+"""Keys of JSON that say where, when, and how long; not what."""
 _SKIPPED = re.compile(
     r"(^|/)(content\.json|events\.out\.tfevents.*|report\.html|.*\.lock|lock|study\.db|.*\.log|journal.*)$"
 )

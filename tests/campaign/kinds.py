@@ -36,6 +36,7 @@ ASAP = """<?xml version="1.0"?>
 <ASAP_Annotations><Annotations><Annotation Name="a" Type="Polygon" PartOfGroup="Tumor"><Coordinates>
 <Coordinate Order="0" X="1" Y="2"/><Coordinate Order="1" X="30" Y="2"/><Coordinate Order="2" X="30" Y="40"/>
 </Coordinates></Annotation></Annotations></ASAP_Annotations>"""
+SPLITS = ("train", "train", "val", "val", "test", "test")
 RECIPE = """seed: 3
 encoder: {name: resnet18, options: {channels: [8, 8, 16, 16]}}
 pretrain:
@@ -65,6 +66,11 @@ class Kind:
 def _read_features(path: Path) -> None:
     read_header(path)
     read_foreign_features(path)
+
+
+def _read_with_patches(path: Path) -> None:
+    read_header(path)
+    read_foreign_features(path, coords=path.parent.parent / "patches")
 
 
 def _read_slide(path: Path) -> None:
@@ -104,7 +110,10 @@ def _manifest(path: Path) -> None:
     folder = path.parent / "bag"
     folder.mkdir(exist_ok=True)
     _image()(folder / "a.png")
-    path.write_text("bag_id,label,path,split\na,1,bag,train\nb,0,bag,val\nc,1,bag,test\nd,0,bag,train\n")
+    path.write_text(
+        "bag_id,label,path,split\n"
+        + "".join(f"{number},{number % 2},bag,{split}\n" for number, split in enumerate(SPLITS))
+    )
 
 
 def _cohort_file(cohort: Path) -> Callable[[Path], object]:
@@ -141,10 +150,8 @@ def kinds(run: Path | None = None, cohort: Path | None = None) -> dict[str, Kind
         "features of STAMP": Kind(
             "b.h5", lambda path: stamp(path, FEATURES, grid(4, 3)), _read_features, FeatureProblem
         ),
-        "features of CLAM": Kind("c.h5", _clam, _read_features, FeatureProblem),
-        "features as tensors": Kind(
-            "a.pt", lambda path: torch.save(torch.from_numpy(FEATURES), path), _read_features, FeatureProblem
-        ),
+        "features of CLAM": Kind("c.h5", _clam, _read_with_patches, FeatureProblem),
+        "features as tensors": Kind("a.pt", _tensors, _read_with_patches, FeatureProblem),
         "slide": Kind("a.tif", lambda path: write_pyramid(path, draw(200, 160), levels=2), _read_slide, SlideProblem),
         "slide, OME": Kind(
             "a.ome.tif", lambda path: write_ome(path, draw(200, 160), levels=2), _read_slide, SlideProblem
@@ -200,6 +207,10 @@ def _copy(source: Path) -> Callable[[Path], object]:
 
 def _clam(path: Path) -> None:
     clam(path, FEATURES, grid(4, 3), patches=path.parent.parent / "patches")
+
+
+def _tensors(path: Path) -> None:
+    clam(path, FEATURES, grid(4, 3), patches=path.parent.parent / "patches", pt=True)
 
 
 def _checkpoint(path: Path) -> None:

@@ -26,13 +26,7 @@ WAYS = ("raise", "exit", "kill")
 
 
 def ranks(places: Places, part: Part, clock: Clock, seed: int, *, short: bool = False) -> None:
-    """Let processes fail until the time is up; in short, one fails once."""
-    if short:
-        failure = (1, 3, "raise")
-        code, output, part.slowest = _torchrun(places.new("ranks"), places, failure, limit=2 * HANG_SECONDS)
-        part.tried(failure[2])
-        _check("process 1 by raise at collective 3", code, output, failure[2], part)
-        return
+    """Let processes fail until the time is up."""
     whole = places.new("ranks-whole")
     code, output, seconds = _torchrun(whole, places, None)
     if code:

@@ -19,6 +19,7 @@ from tests.conftest import TINY
 from tests.viewer.viewer_runs import write_cohort, write_run
 
 from its2clr.cohort import Cohort, load_tiles, tile_path
+from its2clr.cohort.features.feature_file import feature_path
 from its2clr.cohort.resample import resample_cohort
 from its2clr.cohort.tiles import read_tiles, write_tile_file
 from its2clr.config import EngineConfig
@@ -321,6 +322,16 @@ def test_features_of_a_changed_bag_are_made_anew(own):
     kept = open_run_features(own.run, quiet=True)
     kept.extract = None
     assert torch.equal(kept.of("refined", bags).features, found)  # and kept under what they were made from
+
+
+def test_features_that_somebody_edited_are_made_anew(own):
+    bags = Cohort.open(own.cohort).split(TEST).without_labels()
+    features = open_run_features(own.run, quiet=True)
+    first = features.of("refined", bags).features
+    path = feature_path(own.run / "features" / "refined", own.first[TEST])
+    with h5py.File(path, "r+") as file:
+        file["features"][...] = file["features"][...][::-1] + 1
+    assert torch.equal(open_run_features(own.run, quiet=True).of("refined", bags).features, first)
 
 
 def test_corrected_test_labels_are_measured_anew_and_said(own):

@@ -8,7 +8,7 @@ from its2clr.cohort import Cohort
 from its2clr.cohort.identity import Identity, only_test_labels, said_changes
 from its2clr.config import RunConfig
 from its2clr.errors import InputError
-from its2clr.files import hash_files, read_json
+from its2clr.files import damage_said, hash_files, read_json
 from its2clr.run.names import aggregator_path, encoder_file
 
 MADE_FROM_FILE = "made_from.json"
@@ -36,7 +36,11 @@ def feature_maker(run: Path, config: RunConfig, encoder: str) -> str:
 
 
 def model_digest(run: Path, config: RunConfig, encoder: str, aggregator: str) -> str:
-    """A hash of the weights of an encoder and its aggregators; empty if they are not there any more."""
+    """A hash of the weights of an encoder and its aggregators; empty if they are not there any more.
+
+    Raises:
+        InputError: One of the files is damaged.
+    """
     other = None if aggregator == config.aggregator.name else aggregator
     files = encoder_file(run, encoder), aggregator_path(run, encoder, other)
     return _hash_weights(*files) if all(file.is_file() for file in files) else ""
@@ -48,7 +52,8 @@ def _hash_weights(*files: Path) -> str:
 
     digest = hashlib.sha256()
     for file in files:
-        with safe_open(file, framework="numpy") as opened:
+        damaged = damage_said(f"{file}: not a safetensors file, or incomplete", "copy the run again")
+        with damaged, safe_open(file, framework="numpy") as opened:
             for name in sorted(opened.keys()):
                 tensor = opened.get_tensor(name)
                 digest.update(f"{name} {tensor.shape} {tensor.dtype}".encode())

@@ -1,5 +1,6 @@
 """Feature files in the TRIDENT layout: `features` (N, D) and `coords` (N, 2) with attributes, one per bag."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -23,7 +24,8 @@ class FeatureFile:
         features: (N, D) float32.
         coords: (N, 2) int64, x and y at level 0.
         encoder: What made the features: a name and a fingerprint of the weights.
-        tiles: Hash of the tiles they were made from (`Content.tiles`); empty if the file does not say.
+        tiles: Hash of the tiles they were made from (`Content.tiles`); empty if the file does not say, or if somebody
+            changed the features since.
     """
 
     features: NDArray[np.float32]
@@ -56,6 +58,7 @@ def write_feature_file(
         "mpp": mpp,
         "encoder": file.encoder,
         "tiles": file.tiles,
+        "values": _digest(file.features),
         "its2clr_version": __version__,
     }
     with new_hdf5(path, file.features.nbytes) as h5:
@@ -76,7 +79,15 @@ def read_feature_file(path: str | Path) -> FeatureFile:
     with damage_said(f"{path}: not a readable feature file"), open_hdf5(path) as h5:
         features = np.asarray(h5["features"], dtype=np.float32)
         coords = np.asarray(h5["coords"], dtype=np.int64)
-        made_by, tiles = (str(h5["features"].attrs.get(name, "")) for name in ("encoder", "tiles"))
+        told = h5["features"].attrs
+        made_by, tiles, values = (str(told.get(name, "")) for name in ("encoder", "tiles", "values"))
     if features.ndim != 2 or coords.shape != (len(features), 2):
         raise InputError(f"{path}: expected features (N, D) and coords (N, 2), got {features.shape} and {coords.shape}")
+    if values not in {"", _digest(features)}:
+        made_by = tiles = ""
     return FeatureFile(features, coords, made_by, tiles)
+
+
+def _digest(features: NDArray[np.float32]) -> str:
+    content = np.ascontiguousarray(features, dtype=np.float32)
+    return hashlib.blake2b(content.data, digest_size=16).hexdigest()
