@@ -11,6 +11,7 @@ from tests.end_to_end.commands import environment, its2clr
 from its2clr import __version__
 from its2clr.cli import program
 from its2clr.errors import InputError
+from its2clr.memory_limit import said_out_of_memory
 
 
 def test_version_and_help_teach():
@@ -73,7 +74,7 @@ def test_foreseen_errors_end_as_before(monkeypatch, capsys):
     for error, code, said in (
         (InputError("mend it"), 2, "error: mend it\n"),
         (OSError("no such file"), 2, "error: no such file\n"),
-        (MemoryError(), 2, "error: out of memory\n"),
+        (MemoryError(), 2, f"error: {said_out_of_memory(MemoryError())}\n"),
         (BrokenPipeError(errno.EPIPE, "closed"), 1, ""),
     ):
         monkeypatch.setattr(program, "app", typer.Typer(pretty_exceptions_enable=False))

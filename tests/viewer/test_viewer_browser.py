@@ -85,7 +85,7 @@ class Watched:
         self.page.set_default_timeout(15_000)
         self.page.on("console", self._heard)
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("requestfailed", lambda request: self.wrong.append(f"{request.url} {request.failure}"))
+        self.page.on("requestfailed", self._failed)
         self.page.on("response", lambda got: self.wrong.append(f"{got.url} {got.status}") if got.status > 399 else None)
         self.page.on("dialog", self._refuse)
         self.page.on("request", lambda request: self.asked.append(request.url))
@@ -95,6 +95,10 @@ class Watched:
         # OpenSeadragon remarks on a tile of the last bag that comes when the next one is open.
         if said.type in {"error", "warning"} and not said.text.startswith("Ignoring tile"):
             self.wrong.append(said.text)
+
+    def _failed(self, request):
+        if request.failure != "net::ERR_ABORTED":  # what is on its way when the page is left or closed
+            self.wrong.append(f"{request.url} {request.failure}")
 
     def _refuse(self, dialog):
         self.wrong.append(f"dialog {dialog.message}")
