@@ -15,7 +15,15 @@ from safetensors import SafetensorError
 
 from its2clr import files
 from its2clr.errors import DiskFullError
-from its2clr.files import atomic_path, damage_said, remove_half_written, reserve, temporary_path, write_text
+from its2clr.files import (
+    atomic_path,
+    damage_said,
+    read_metrics,
+    remove_half_written,
+    reserve,
+    temporary_path,
+    write_text,
+)
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -127,3 +135,8 @@ def test_the_first_file_written_into_a_folder_tidies_it(tmp_path):
     write_text(tmp_path / "b.geojson", "whole")
     assert not dead.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["b.geojson"]
+
+
+def test_damaged_lines_of_metrics_are_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n{"epoch": \xff}\n{"epoch": 3}\n{"ep')
+    assert read_metrics(tmp_path) == [{"epoch": 1}, {"epoch": 3}]

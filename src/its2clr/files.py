@@ -256,10 +256,10 @@ def is_as_recorded(path: Path, recorded: dict[str, Any]) -> bool:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """What a run logged in metrics.jsonl, epoch by epoch; a line that a killed run left incomplete is skipped."""
+    """What a run logged in metrics.jsonl, epoch by epoch; a line that is incomplete or damaged is skipped."""
     path = run / "metrics.jsonl"
     entries = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:
             entries.append(json.loads(line))
         except json.JSONDecodeError:

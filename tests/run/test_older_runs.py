@@ -114,3 +114,13 @@ def test_a_run_of_now_is_left_alone(evaluated_run):
     before = {path: path.stat().st_mtime_ns for path in evaluated_run.rglob("*") if path.is_file()}
     read_run_config(evaluated_run)
     assert before == {path: path.stat().st_mtime_ns for path in evaluated_run.rglob("*") if path.is_file()}
+
+
+def test_a_damaged_state_is_said_in_a_line(evaluated_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(evaluated_run, run, ignore=shutil.ignore_patterns("features", "rounds"))
+    content = bytearray((run / "state.json").read_bytes())
+    content[len(content) // 2] = 0xFF  # no UTF-8
+    (run / "state.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"state\.json"):
+        open_run(run, quiet=True).pretrain()

@@ -48,10 +48,12 @@ def upgrade(run: Path) -> None:
 
 
 def _is_older(run: Path) -> bool:
-    state = run / "state.json"
-    if state.is_file() and re.search(r'"aggregate (simclr|its2clr)|"(simclr|its2clr) ', state.read_text("utf-8")):
+    state, config = (
+        path.read_text("utf-8", errors="replace") if path.is_file() else ""  # who reads all of it says what is damaged
+        for path in (run / "state.json", run / "config.yaml")
+    )
+    if re.search(r'"aggregate (simclr|its2clr)|"(simclr|its2clr) ', state):
         return True
-    config = (run / "config.yaml").read_text("utf-8", errors="replace")
     if re.search(r"^  (selection|tolerance):|instance_dropout|encoder-(simclr|its2clr)", config, re.MULTILINE):
         return True
     return any((run / "checkpoints" / f"encoder-{name}.safetensors").is_file() for name in ENCODERS)
