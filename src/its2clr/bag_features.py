@@ -130,6 +130,10 @@ class BagFeatures:
                 starts.append(position)
         return [torch.from_numpy(order[start:end]) for start, end in pairwise([*starts, len(order)])]
 
+    def beside(self, others: "BagFeatures") -> "BagFeatures":
+        """The same bags with more features of every instance: these first, then those of `others`."""
+        return BagFeatures(torch.cat([self.features, others.features], 1), self.offsets, self.labels, self.groups)
+
     def subset(self, bag_indices: ArrayLike | Tensor) -> "BagFeatures":
         """Some of the bags, in the given order."""
         chosen = torch.as_tensor(bag_indices, dtype=torch.int64).cpu()

@@ -48,6 +48,12 @@ class EncoderConfig(Section):
         (0.229, 0.224, 0.225), description="standard deviation of each colour channel; default: as for mean"
     )
 
+    side_by_side: bool = Field(
+        default=False,
+        description="two networks of this kind, the start and the refined one; set in the encoders that "
+        "refine.beside_start makes, not by hand",
+    )
+
     @field_validator("weights")
     @classmethod
     def _absolute(cls, weights: str | None) -> str | None:
@@ -391,6 +397,12 @@ class RefineConfig(OptimiserConfig):
         description="when a round's labels replace those in use; improved: if it passes the gate, as in the paper; "
         "always: in every round, and the gate only chooses the encoder",
     )
+    beside_start: bool = Field(
+        default=False,
+        description="readers and aggregators see the features of the start beside the refined ones, so that nothing "
+        "the start knew is lost; the refined encoder is then two networks. Not for given features: their adapter adds "
+        "to them",
+    )
     pseudo_negatives: Probability = Field(
         1.0, description="largest share of the pseudo-negatives of positive bags that an epoch uses"
     )
@@ -500,6 +512,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunConfig":
+        if self.encoder.side_by_side:
+            raise ValueError("encoder.side_by_side is not set by hand; set refine.beside_start")
         reader, seeds = self.refine.reader or self.aggregator, self.refine.aggregator_seeds
         if self.refine.out_of_fold and not (reader.folds and seeds > 1):
             raise ValueError(

@@ -3,7 +3,12 @@ import math
 import numpy as np
 import pytest
 
-from its2clr.refine.pseudo_labels import false_discovery_threshold, negative_bag_threshold, partition
+from its2clr.refine.pseudo_labels import (
+    false_discovery_threshold,
+    negative_bag_threshold,
+    partition,
+    same_share_threshold,
+)
 
 
 def slow_partition(bags, labels, threshold, ratio, top_instance):
@@ -133,3 +138,19 @@ def test_the_false_discovery_threshold_is_the_lowest_that_a_slow_search_finds():
 def test_scores_that_tell_nothing_have_no_threshold_with_few_false_discoveries():
     scores = np.tile([0.1, 0.2, 0.3, 0.4], 50)
     assert false_discovery_threshold(scores, np.arange(200) % 8 < 4, 0.2) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_share_passes_as_among_known_instances(seed):
+    rng = np.random.default_rng(seed)
+    known, others = rng.random(rng.integers(1, 40)), rng.random(rng.integers(1, 200)) ** 0.3
+    for threshold in (0.0, 0.5, 0.97, 2.0):
+        share = sum(score > threshold for score in known) / len(known)
+        most = min(math.floor(share * len(others)), len(others) - 1)
+        found = same_share_threshold(threshold, known, others)
+        assert sum(score > found for score in others) == most  # scores without ties
+        assert found in others
+
+
+def test_ties_pass_less_than_the_share():
+    assert same_share_threshold(0.5, np.array([0.2, 0.9]), np.array([0.7, 0.7, 0.7, 0.1])) == 0.7

@@ -58,6 +58,18 @@ def test_equal_encoders_and_single_groups_hand_over_the_start():
     assert compare(LABELS, scored(0.1, 0), scored(3, 1), np.full(80, "one patient"))["encoder"] == "start"
 
 
+def test_a_little_better_on_validation_is_enough():
+    start = scored(1.0, 0)
+    swapped = start.copy()
+    low, high = np.flatnonzero(LABELS == 1)[
+        np.argsort(start[LABELS == 1])[:2]
+    ]  # a positive bag, ranked a little higher
+    swapped[low] = start[high] + 1e-3
+    found = compare(LABELS, start, swapped, GROUPS)
+    assert 0.5 < found["confidence"] < 0.9
+    assert found["encoder"] == "refined"
+
+
 def test_without_a_comparison_the_refined_encoder_comes_first(tmp_path):
     assert preferred_encoders(tmp_path)[0] == "refined"
     write_json(tmp_path / HANDOVER_FILE, {"encoder": "start"})

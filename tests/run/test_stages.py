@@ -74,7 +74,7 @@ def test_the_refined_encoder_is_that_of_the_round_the_algorithm_names(
 ):
     kept = {}
 
-    def refine(network, context, source, best):
+    def refine(network, context, source, best, beside):
         for epoch in (0, 2):
             with torch.no_grad():
                 network.encoder.backbone.conv1.weight.fill_(epoch)
@@ -94,7 +94,9 @@ def test_where_labels_come_from_is_what_the_settings_say(
 ):
     seen = []
     monkeypatch.setattr(
-        module, "refine", lambda network, context, source, best: seen.append(source) or best.keep(0, network) or 0
+        module,
+        "refine",
+        lambda network, context, source, best, beside: seen.append(source) or best.keep(0, network) or 0,
     )
     settings = [f"pretrain.start={evaluated_run}", f"refine.labels={setting}", "refine.iterative=false"]
     stages = opened(tmp_path / "run", tiny_cohort, *settings)

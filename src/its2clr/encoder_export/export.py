@@ -9,8 +9,9 @@ from typing import Any
 from its2clr.cohort import Cohort
 from its2clr.config import EncoderConfig
 from its2clr.encoder_export.card import Exported, model_card
-from its2clr.encoder_export.network_files import ONNX, require_onnx, write_onnx, write_timm_folder
+from its2clr.encoder_export.network_files import ONNX, TimmFolder, require_onnx, write_onnx, write_timm_folder
 from its2clr.encoder_export.trident import write_trident
+from its2clr.encoders.encoder import Encoder
 from its2clr.encoders.weights import load_network
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.errors import InputError
@@ -19,6 +20,7 @@ from its2clr.run.features import open_run_features, require_encoder
 from its2clr.run.handover import preferred_encoders
 from its2clr.run.made_from import outdated
 from its2clr.run.scores import RESULTS_FILE
+from its2clr.units import TilePixels
 
 FORMATS = ("timm", "onnx", "features")
 
@@ -67,7 +69,7 @@ def export_encoder(
     if results is not None and (lines := outdated(opened.path, opened.config, results, whole)):
         raise InputError(f"{run}: the results, which the model card states, are out of date: {'; '.join(lines)}")
     with whole_folder(out) as folder:
-        timm = write_timm_folder(folder, network, built, size) if "timm" in formats else None
+        timm = _write_timm(folder, network, built, size) if "timm" in formats else None
         if "onnx" in formats:
             write_onnx(folder / ONNX, network, size)
         trident = None
@@ -106,6 +108,16 @@ def whole_folder(path: Path) -> Iterator[Path]:
         bring_to_disk(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_timm(folder: Path, encoder: Encoder, built: EncoderConfig, size: TilePixels) -> TimmFolder:
+    """Write a folder that timm loads; of two networks side by side a folder for each."""
+    if not built.side_by_side:
+        return write_timm_folder(folder, encoder, built, size)
+    for name, part in zip(("start", "refined"), encoder.parted(), strict=True):
+        (folder / name).mkdir()
+        written = write_timm_folder(folder / name, part, built, size)
+    return written
 
 
 def _refuse_content(path: Path) -> None:

@@ -47,6 +47,11 @@ class FeatureAdapter(Encoder):
         adapted: Tensor = images + self.std * self.output(hidden)
         return adapted
 
+    @property
+    def projected_dim(self) -> int:
+        """All features."""
+        return self.feature_dim
+
     def standardised(self, features: Tensor) -> Tensor:
         """Features (B, D) at mean 0 and deviation 1 over the training instances; what the projection head sees."""
         return (features - self.mean) / self.std

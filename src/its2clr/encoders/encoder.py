@@ -15,6 +15,29 @@ FOREIGN_WEIGHTS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretraine
 """Options of timm that fetch weights or read them from other files, by some of its versions with pickle."""
 
 
+class SideBySide(nn.Module):
+    """Two networks of one kind; features of the start first, then those of the refined one.
+
+    Args:
+        start: The network that refinement began with.
+        refined: The refined one.
+    """
+
+    def __init__(self, start: nn.Module, refined: nn.Module) -> None:
+        super().__init__()
+        self.start, self.refined = start, refined
+        self.num_features = feature_count(start) + feature_count(refined)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, 2D) of normalised tiles."""
+        return torch.cat([self.start(images), self.refined(images)], dim=1)
+
+
+def feature_count(backbone: nn.Module) -> int:
+    """Number of features of a network; some widen their features after pooling, and timm then says so."""
+    return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
+
+
 class Encoder(nn.Module):
     """A timm backbone that carries its normalisation constants.
 
@@ -34,8 +57,7 @@ class Encoder(nn.Module):
     def __init__(self, backbone: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
         self.backbone = backbone
-        # Some networks widen their features after pooling; timm then says so.
-        self.feature_dim = int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
+        self.feature_dim = feature_count(backbone)
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
 
@@ -52,9 +74,27 @@ class Encoder(nn.Module):
             module.eval()
         return self
 
+    @property
+    def projected_dim(self) -> int:
+        """How many of the features the projection head sees."""
+        backbone = self.backbone
+        return feature_count(backbone.refined) if isinstance(backbone, SideBySide) else self.feature_dim
+
     def standardised(self, features: Tensor) -> Tensor:
-        """Features as the projection head sees them: as they are."""
-        return features
+        """Features as the projection head sees them: as they are; of two networks those of the refined one."""
+        return features[:, -self.projected_dim :]
+
+    def parted(self) -> "tuple[Encoder, Encoder]":
+        """Start and refined network of an encoder that has both."""
+        assert isinstance(self.backbone, SideBySide)
+        return self._around(self.backbone.start), self._around(self.backbone.refined)
+
+    def beside(self, start: "Encoder") -> "Encoder":
+        """An encoder with the features of `start` and of this one side by side."""
+        return self._around(SideBySide(start.backbone, self.backbone))
+
+    def _around(self, backbone: nn.Module) -> "Encoder":
+        return Encoder(backbone, tuple(self.mean.flatten().tolist()), tuple(self.std.flatten().tolist()))
 
 
 class EmbeddingNetwork(nn.Module):
@@ -98,9 +138,14 @@ def create_encoder(name: str | EncoderConfig, **options: Any) -> Encoder:
     if config.norm == "instance":
         arguments["norm_layer"] = nn.InstanceNorm2d
     try:
-        backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, **arguments)
+        backbones = [
+            timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, **arguments)
+            for _ in range(2 if config.side_by_side else 1)
+        ]
         if config.norm == "instance":
-            fuse_norms(backbone)
+            for part in backbones:
+                fuse_norms(part)
+        backbone = SideBySide(*backbones) if config.side_by_side else backbones[0]
         return Encoder(backbone.to(memory_format=torch.channels_last), config.mean, config.std)
     except Exception as error:  # timm and its networks refuse options with all kinds of errors
         words = " ".join(str(error).split()) or type(error).__name__

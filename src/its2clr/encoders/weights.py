@@ -9,7 +9,14 @@ from torch import Tensor
 
 from its2clr.config import FEATURES, EncoderConfig, ProjectorConfig, RunConfig
 from its2clr.encoders.adapter import adapter_encoder
-from its2clr.encoders.encoder import FOREIGN_WEIGHTS, EmbeddingNetwork, create_encoder, create_projector
+from its2clr.encoders.encoder import (
+    FOREIGN_WEIGHTS,
+    EmbeddingNetwork,
+    Encoder,
+    SideBySide,
+    create_encoder,
+    create_projector,
+)
 from its2clr.engine.bounded import bounded_by
 from its2clr.engine.checkpoint import load_checkpoint, load_module, save_checkpoint
 from its2clr.engine.training_state import BestCheckpoints
@@ -27,14 +34,20 @@ def without_foreign_weights(config: EncoderConfig) -> EncoderConfig:
 def create_network(config: RunConfig) -> EmbeddingNetwork:
     """A fresh encoder and projector."""
     encoder = create_encoder(adapter_encoder(config))
-    return EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, config.projector))
+    return EmbeddingNetwork(encoder, create_projector(encoder.projected_dim, config.projector))
+
+
+def built_as(encoder: Encoder, config: RunConfig) -> EncoderConfig:
+    """How an encoder of a run is built: as the settings say, with the start beside it or not."""
+    paired = isinstance(getattr(encoder, "backbone", None), SideBySide)
+    return adapter_encoder(config).model_copy(update={"side_by_side": paired})
 
 
 def save_network(path: str | Path, network: EmbeddingNetwork, config: RunConfig, notes: dict[str, Any]) -> None:
     """Write encoder and projector with all that is needed to rebuild them."""
     state = {
         "its2clr": __version__,
-        "encoder": adapter_encoder(config).model_dump(mode="json"),
+        "encoder": built_as(network.encoder, config).model_dump(mode="json"),
         "projector": config.projector.model_dump(mode="json"),
         "notes": notes,
     }
@@ -89,7 +102,7 @@ def _built(encoder: EncoderConfig, projector: ProjectorConfig) -> dict[str, Any]
     values = {f"projector.{key}": value for key, value in projector.model_dump(mode="json").items()}
     if encoder.name == FEATURES:
         return values | {"adapter.hidden_dim": encoder.options.get("hidden_dim")}
-    built = without_foreign_weights(encoder).model_dump(mode="json", exclude={"weights_matched"})
+    built = without_foreign_weights(encoder).model_dump(mode="json", exclude={"weights_matched", "side_by_side"})
     return values | {f"encoder.{key}": value for key, value in built.items()}
 
 
@@ -107,7 +120,7 @@ def load_network(path: str | Path) -> EmbeddingNetwork:
     tensors, encoder_config, projector_config = _read(path)
     with bounded_by(tensors, path):
         encoder = create_encoder(without_foreign_weights(encoder_config))
-        network = EmbeddingNetwork(encoder, create_projector(encoder.feature_dim, projector_config))
+        network = EmbeddingNetwork(encoder, create_projector(encoder.projected_dim, projector_config))
     load_module(network, tensors, path)
     return network
 

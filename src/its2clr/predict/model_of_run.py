@@ -8,8 +8,7 @@ import numpy as np
 
 from its2clr.aggregators.trained import TrainedAggregators
 from its2clr.cohort.layout import read_info
-from its2clr.encoders.adapter import adapter_encoder
-from its2clr.encoders.weights import load_network, without_foreign_weights
+from its2clr.encoders.weights import built_as, load_network, without_foreign_weights
 from its2clr.errors import InputError
 from its2clr.plugins import import_plugins
 from its2clr.predict.calibration import fit_calibration
@@ -90,7 +89,7 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
         method=encoder_names(config)[chosen.encoder],
         label=str(info.settings.get("label", "label")),
         encoder_name=chosen.encoder,
-        encoder=without_foreign_weights(adapter_encoder(config)),
+        encoder=without_foreign_weights(built_as(encoder, config)),
         aggregator=AggregatorPart(
             name=aggregators.name,
             options=dict(aggregators.options),

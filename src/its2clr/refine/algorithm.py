@@ -5,7 +5,7 @@ side by side.
 """
 
 from its2clr.bags import Context
-from its2clr.encoders.encoder import EmbeddingNetwork
+from its2clr.encoders.encoder import EmbeddingNetwork, Encoder
 from its2clr.encoders.weights import BestEncoder
 from its2clr.refine.finetuning import without_lora
 from its2clr.refine.labels import LabelSource
@@ -14,7 +14,13 @@ from its2clr.refine.rounds import Gate, Reader, record_round
 from its2clr.refine.sampling import epoch_batches, epoch_pools
 
 
-def refine(network: EmbeddingNetwork, context: Context, source: LabelSource, best: BestEncoder) -> int:
+def refine(
+    network: EmbeddingNetwork,
+    context: Context,
+    source: LabelSource,
+    best: BestEncoder,
+    beside: Encoder | None = None,
+) -> int:
     """Refine the encoder with instance labels made from bag labels; a stopped run continues after its last saved epoch.
 
     The first round measures the start: if no later round has a validation AUC as high, the start is the result.
@@ -24,6 +30,7 @@ def refine(network: EmbeddingNetwork, context: Context, source: LabelSource, bes
         context: Settings, bags, device and run.
         source: Where instance labels come from: in the paper, the aggregator.
         best: Keeps the encoder of every round that passes the gate.
+        beside: An encoder whose features the reader sees too (`beside_start`); None: as in the paper.
 
     Returns:
         The epoch of the last round that passed the gate: its encoder is the result.
@@ -32,7 +39,7 @@ def refine(network: EmbeddingNetwork, context: Context, source: LabelSource, bes
         TrainingError: The loss became not-a-number, or training is stuck and every remedy was tried.
     """
     config = context.config.refine
-    learner, reader = Learner(network, context), Reader(context)  # 1: f is the start
+    learner, reader = Learner(network, context), Reader(context, beside)  # 1: f is the start
     gate = Gate(learner.progress, config.gate)
     for epoch in learner.epochs():  # 2
         labels = learner.progress.labels

@@ -122,6 +122,23 @@ def false_discovery_threshold(
     return float(fitting[0]) if len(fitting) else None
 
 
+def same_share_threshold(
+    threshold: float, known: NDArray[np.floating[Any]], probabilities: NDArray[np.floating[Any]]
+) -> float:
+    """The score that the same share of `probabilities` exceeds as `known` exceeds `threshold`, or a little less.
+
+    A reader scores the bags that it was trained on higher than others, so a threshold set on others lets too many of
+    their instances pass.
+
+    Args:
+        threshold: Set on `known`.
+        known: (M,) scores of instances of positive bags that the reader was not trained on.
+        probabilities: (N,) scores of instances of positive bags that it was trained on.
+    """
+    passing = int(np.mean(known > threshold) * len(probabilities))
+    return float(np.sort(probabilities)[::-1][min(passing, len(probabilities) - 1)])
+
+
 def _flat(
     probabilities: ArrayLike | Sequence[ArrayLike], bag_labels: ArrayLike, bag_ids: ArrayLike | None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:

@@ -19,7 +19,13 @@ from its2clr.encoders.extraction import extract_bags
 from its2clr.files import atomic_path, write_json
 from its2clr.refine.labels import InstanceLabels, LabelSource
 from its2clr.refine.learner import Progress
-from its2clr.refine.pseudo_labels import Pools, false_discovery_threshold, negative_bag_threshold, pseudo_labels
+from its2clr.refine.pseudo_labels import (
+    Pools,
+    false_discovery_threshold,
+    negative_bag_threshold,
+    pseudo_labels,
+    same_share_threshold,
+)
 from its2clr.refine.sampling import epoch_pools
 
 
@@ -66,18 +72,29 @@ class Reader:
 
     Args:
         context: Settings, bags, device and run.
+        start: An encoder whose features the reader sees beside the current ones; None: those alone.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, start: Encoder | None = None) -> None:
         self._context, self._config = context, context.config.refine
         self._aggregator = self._config.reader or context.config.aggregator
         self._seeds = aggregator_seeds(context.seed, self._config.aggregator_seeds)
+        self._of_start = None if start is None else self._extract(start.to(context.engine.device))
 
     def extract(self, encoder: Encoder) -> RoundFeatures:
-        """Lines 3 to 6: features of every instance, grouped into bags."""
-        started, engine = time.perf_counter(), self._context.engine
-        train = extract_bags(encoder, self._context.train, engine)
-        return RoundFeatures(train, extract_bags(encoder, self._context.validation, engine), started)
+        """Lines 3 to 6: features of every instance, grouped into bags; with those of the start, where it has them."""
+        started = time.perf_counter()
+        train, validation = self._extract(encoder)
+        if self._of_start is not None:
+            train, validation = self._of_start[0].beside(train), self._of_start[1].beside(validation)
+        return RoundFeatures(train, validation, started)
+
+    def _extract(self, encoder: Encoder) -> tuple[BagFeatures, BagFeatures]:
+        context = self._context
+        train, validation = (
+            extract_bags(encoder, part, context.engine) for part in (context.train, context.validation)
+        )
+        return train, validation
 
     def read(self, features: RoundFeatures, epoch: int) -> Reading:
         """Lines 7 to 9: train the aggregators after an epoch and measure them on the validation bags.
@@ -95,7 +112,13 @@ class Reader:
                 of_labels = probabilities[fold, np.arange(len(fold))]
             validation = self._context.validation
             found = trained[0].predict(features.validation)
-            threshold = threshold_by_rule(self._config, validation, found.instance_probability.mean(axis=0))
+            on_validation = found.instance_probability.mean(axis=0)
+            threshold = threshold_by_rule(self._config, validation, on_validation)
+            if self._config.threshold_rule == "false_discoveries":
+                of_positive = on_validation[_in_positive_bags(validation)]
+                threshold = same_share_threshold(
+                    threshold, of_positive, of_labels[_in_positive_bags(self._context.train)]
+                )
             loss = float(balanced_log_loss(validation.labels, found.bag_probability.mean(axis=0)).sum())
             return float(np.mean(trained[0].validation_auc)), loss, probabilities, of_labels, threshold
 
@@ -113,12 +136,17 @@ def threshold_by_rule(config: RefineConfig, validation: Bags, probabilities: NDA
     """
     if config.threshold_rule == "fixed":
         return config.threshold
-    positive = validation.labels[validation.bag_of_instance] == 1
+    positive = _in_positive_bags(validation)
     if config.threshold_rule == "false_discoveries":
         found = false_discovery_threshold(probabilities, positive, config.false_discovery_rate)
         if found is not None:
             return found
     return negative_bag_threshold(probabilities[~positive], config.false_positive_rate)
+
+
+def _in_positive_bags(bags: Bags) -> NDArray[np.bool_]:
+    positive: NDArray[np.bool_] = bags.labels[bags.bag_of_instance] == 1
+    return positive
 
 
 class Gate:

@@ -15,8 +15,8 @@ from its2clr.files import read_json
 from its2clr.run.names import END_TO_END, REFINED, START
 
 HANDOVER_FILE = "handover.json"
-CONFIDENCE = 0.75
-"""How sure the comparison must be; below it the start is handed over."""
+CONFIDENCE = 0.5
+"""The refined encoder is handed over if the comparison is surer than this that it is the better one."""
 
 
 def preferred_encoders(run: Path) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def compare(
     error = math.sqrt((of_groups**2).sum() * count / (count - 1)) if count > 1 else math.inf
     confidence = 0.5 if error in (0.0, math.inf) else 0.5 * (1 + math.erf(gain / error / math.sqrt(2)))
     return {
-        "encoder": REFINED if confidence >= CONFIDENCE else START,
+        "encoder": REFINED if confidence > CONFIDENCE else START,
         "measure": measure,
         "start": values[0],
         "refined": values[1],

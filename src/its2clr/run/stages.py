@@ -23,10 +23,11 @@ from its2clr.baselines.end_to_end import AGGREGATOR, train_end_to_end
 from its2clr.cohort import Cohort
 from its2clr.config import AggregatorTraining
 from its2clr.encoders.adapter import FeatureAdapter
-from its2clr.encoders.encoder import EmbeddingNetwork, check_tile_size
+from its2clr.encoders.encoder import EmbeddingNetwork, Encoder, SideBySide, check_tile_size
 from its2clr.encoders.foreign import load_weights
 from its2clr.encoders.weight_files import read_weights
 from its2clr.encoders.weights import BestEncoder, create_network, load_network, save_network
+from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice, peak_memory, said_peak_memory
 from its2clr.errors import InputError
@@ -141,8 +142,12 @@ class Stages:
         self.engine.say(f"refine: Algorithm 1 for {self.config.refine.epochs} epochs")
         best = BestEncoder(self.run, "refine", self.config)
         with self.run.lock(), memory_advice("refine"):
-            epoch = refine(load_network(encoder_file(self.run.path, START)), self.context, self._label_source(), best)
+            network, beside = self._to_refine()
+            epoch = refine(network, self.context, self._label_source(), best, beside)
             best.hand_over(epoch, encoder_file(self.run.path, REFINED))
+            if beside is not None and self.engine.is_writer:
+                self._put_beside(beside.cpu(), encoder_file(self.run.path, REFINED))
+            self.engine.barrier()
         self._mark_done("refine", encoder_file(self.run.path, REFINED), epochs=self.config.refine.epochs)
         best.remove()
 
@@ -323,6 +328,24 @@ class Stages:
         if self.trusted is not None:
             return CorrectedLabels(self.trusted, iterative=config.iterative)
         return PseudoLabels(iterative=config.iterative)
+
+    def _to_refine(self) -> tuple[EmbeddingNetwork, Encoder | None]:
+        """The network that refinement trains, and the start that its features stand beside, if the settings say so."""
+        path = encoder_file(self.run.path, START)
+        network = load_network(path)
+        if isinstance(network.encoder, FeatureAdapter):  # it is residual: what the start knew is in its features
+            return network, None
+        beside = load_network(path).encoder
+        if isinstance(network.encoder.backbone, SideBySide):  # refined before: its own start stays
+            beside, trained = network.encoder.parted()
+            network = EmbeddingNetwork(trained, network.head)
+        return network, beside if self.config.refine.beside_start else None
+
+    def _put_beside(self, start: Encoder, path: Path) -> None:
+        """Make the encoder in a file one with the start beside it."""
+        refined, (_, state) = load_network(path), load_checkpoint(path)
+        network = EmbeddingNetwork(refined.encoder.beside(start), refined.head)
+        save_network(path, network, self.config, state["notes"])
 
     def _start_network(self) -> EmbeddingNetwork:
         """The network that pretraining begins with: of another run, fresh, or with the weights that settings name."""
