@@ -1,6 +1,7 @@
 """The scikit-learn-like face of the package: fit, score, predict_proba, predict_instances, transform."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -10,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from its2clr.cohort import Cohort
+from its2clr.cohort.given_bags import Bag, identify_bags, make_cohort, passing_cohort, shown_labels
 from its2clr.errors import InputError, Its2clrError
 from its2clr.files import read_json
 from its2clr.plugins import allow_named
@@ -18,13 +20,21 @@ from its2clr.wording import did_you_mean
 if TYPE_CHECKING:
     from its2clr.run.decisions import Thresholds
 
+Bags = str | Path | Cohort | Sequence[Bag]
+"""A cohort or its folder; or a list of bags: folders of images, arrays of tiles (N, S, S, 3) uint8 or of features
+(N, D), or bags of a cohort (`cohort[0]`)."""
+
 
 class ItS2CLR:
     """Learns from bag labels a tile representation, a bag classifier and instance scores.
 
+    It takes cohorts; and, as scikit-learn's estimators do, lists of bags with their labels:
+    `cross_val_score(ItS2CLR(run="runs/folds"), cohort, cohort.bags["label"], groups=cohort.bags["group"])`.
+
     Args:
         recipe: Name of a recipe or a YAML file; None takes `standard`.
-        run: Folder of the run. Fitting again with the same settings goes on where it stopped.
+        run: Folder of the run. Fitting again with the same settings goes on where it stopped. Fitting on a list of bags
+            makes a folder in it for these bags and settings, which is `run_` afterwards.
         overrides: Settings that replace the recipe's, by dotted key: `{"refine.epochs": 20}`.
         verbose: Whether to print progress.
 
@@ -32,6 +42,10 @@ class ItS2CLR:
         >>> model = ItS2CLR("demo", run="runs/mine").fit("cohorts/mine")  # doctest: +SKIP
         >>> model.predict_proba("cohorts/new")[:, 1]  # doctest: +SKIP
     """
+
+    _fitted: Path | None = None
+    classes_ = np.array([0, 1])
+    """Labels of bags, in the order of the columns of `predict_proba`."""
 
     def __init__(
         self,
@@ -60,7 +74,7 @@ class ItS2CLR:
         from its2clr.run.saved import read_run_config
         from its2clr.run.scores import RESULTS_FILE
 
-        folder = Path(self.run)
+        folder = self.run_
         if folder.is_file():
             return "a trained model, to predict with"
         begun = read_run_config(folder)
@@ -91,9 +105,23 @@ class ItS2CLR:
             if name not in self.get_params():
                 raise InputError(f"ItS2CLR has no argument {name!r}{did_you_mean(name, self.get_params())}")
             setattr(self, name, value)
-        self.__dict__.pop("_stages", None)
-        self.__dict__.pop("_deployed", None)
+        self._forget("_stages", "_deployed", "_fitted")
         return self
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn asks of a classifier."""
+        from sklearn.utils import ClassifierTags, Tags, TargetTags
+
+        return Tags("classifier", TargetTags(required=True), classifier_tags=ClassifierTags())
+
+    @property
+    def run_(self) -> Path:
+        """The folder of the run; one of its own below `run` after fitting on a list of bags."""
+        return self._fitted or Path(self.run)
+
+    def _forget(self, *names: str) -> None:
+        for name in names:
+            self.__dict__.pop(name, None)
 
     @classmethod
     def from_model(cls, path: str | Path, *, verbose: bool = True) -> Self:
@@ -106,24 +134,41 @@ class ItS2CLR:
             raise InputError(f"{path}: there is no such model file")
         return cls(run=path, verbose=verbose)
 
-    def fit(self, cohort: str | Path | Cohort) -> Self:
+    def fit(self, cohort: Bags, y: Any = None, groups: Sequence[Any] | None = None) -> Self:
         """Pretrain, aggregate and refine on the training and validation bags; test bags are not touched.
 
         Args:
-            cohort: A cohort or its folder.
+            cohort: A cohort or its folder; or a list of bags, which become training and validation bags.
+            y: Labels of a list of bags, 0 or 1. Without them a cohort brings its own labels and splits.
+            groups: What must not be divided between training and validation, such as the patient of each bag of a list;
+                None: as in the cohort that the bags are of.
         """
         from its2clr.run.opening import open_run
 
+        self._forget("_stages", "_fitted")
         self._refuse_model_file()
-        folder = cohort.path if isinstance(cohort, Cohort) else cohort
-        if isinstance(cohort, Cohort) and len(cohort) != len(Cohort.open(folder)):
+        if y is None and not isinstance(cohort, str | Path | Cohort):
+            raise InputError("a list of bags needs labels: fit(bags, labels)")
+        run, folder = Path(self.run), cohort.path if isinstance(cohort, Cohort) else cohort
+        if y is not None:
+            if isinstance(cohort, str | Path):
+                raise InputError("labels go with a list of bags; a cohort's folder holds its own labels")
+            bags: list[Bag] = [cohort[number] for number in range(len(cohort))]
+            settings = (str(self.recipe), sorted((self.overrides or {}).items()))
+            told = None if groups is None else [str(group) for group in groups]
+            name = identify_bags(bags, [str(label) for label in y], told, repr(settings))
+            run = run / f"bags-{name}"
+            folder = run / "bags"
+            make_cohort(folder, bags, y, groups)
+        elif isinstance(cohort, Cohort) and len(cohort) != len(Cohort.open(cohort.path)):
             raise InputError(
-                f"fit takes a whole cohort, got {len(cohort)} bags of {folder}; write the splits you want into a cohort"
+                f"fit takes a whole cohort, got {len(cohort)} bags of {folder}; write the splits you want into a "
+                "cohort, or give labels too: fit(bags, labels)"
             )
         allow_named(self.overrides or {})
-        stages = open_run(self.run, folder, self.recipe, self.overrides or {}, quiet=not self.verbose)
+        stages = open_run(run, str(folder), self.recipe, self.overrides or {}, quiet=not self.verbose)
         stages.fit()
-        self.__dict__.pop("_stages", None)
+        self._fitted = run
         return self
 
     def evaluate(self) -> dict[str, Any]:
@@ -133,10 +178,10 @@ class ItS2CLR:
 
         results = evaluate(self._stages)
         if self._stages.engine.is_writer:
-            export_model(self.run)
+            export_model(self.run_)
         return results
 
-    def predict_proba(self, cohort: str | Path | Cohort) -> NDArray[np.float64]:
+    def predict_proba(self, cohort: Bags) -> NDArray[np.float64]:
         """Bag probabilities, mean over the retrained aggregators.
 
         Args:
@@ -145,10 +190,11 @@ class ItS2CLR:
         Returns:
             (bags, 2): probability of negative and positive, in the order of `cohort.bags`.
         """
-        positive = self._scores(_opened(cohort)).bag_probability
+        with self._opened(cohort) as bags:
+            positive = self._scores(bags).bag_probability
         return np.stack([1 - positive, positive], axis=1)
 
-    def predict(self, cohort: str | Path | Cohort, threshold: float | None = None) -> NDArray[np.int64]:
+    def predict(self, cohort: Bags, threshold: float | None = None) -> NDArray[np.int64]:
         """Bag labels: positive from the threshold on.
 
         Args:
@@ -167,7 +213,7 @@ class ItS2CLR:
         if self._deployed is not None:
             deployed: Thresholds = self._deployed[0].thresholds
             return deployed
-        stages, folder = self._stages, Path(self.run)
+        stages, folder = self._stages, self.run_
         encoder = stages.usual_encoder()
         if stages.run.done("evaluate") is not None:
             model = Model(encoder, stages.config.aggregator.name)
@@ -177,44 +223,57 @@ class ItS2CLR:
         scores = Scores.of(stages.aggregators(encoder), features)
         return choose_thresholds(stages.config.refine, validation, scores)
 
-    def score(self, cohort: str | Path | Cohort) -> float:
-        """Bag AUC on the bags of a cohort with labels; they should be new to the model.
+    def score(self, cohort: Bags, y: Any = None) -> float:
+        """Bag AUC; the bags should be new to the model.
+
+        Args:
+            cohort: Bags to predict.
+            y: Their labels, 0 or 1; None: those of the cohort.
 
         Raises:
-            InputError: The cohort has no labels, or labels of one class.
+            InputError: The bags have no labels, or labels of one class.
         """
         from its2clr.evaluation.bags import bag_metrics
 
-        bags = cohort if isinstance(cohort, Cohort) else Cohort.open(cohort)
-        if not bags.labels_visible:
-            raise InputError(f"{bags.path}: has no labels to score with")
-        return bag_metrics(bags.bags["label"].to_numpy(dtype=np.int64), self.predict_proba(bags)[:, 1])["auc"]
+        if y is None:
+            if not isinstance(cohort, str | Path | Cohort):
+                raise InputError("a list of bags needs labels: score(bags, labels)")
+            bags = cohort if isinstance(cohort, Cohort) else Cohort.open(cohort)
+            if not bags.labels_visible:
+                raise InputError(f"{bags.path}: has no labels to score with")
+            y = bags.bags["label"]
+        labels, probabilities = np.asarray(y), self.predict_proba(cohort)[:, 1]
+        if labels.shape != probabilities.shape or not np.isin(labels, (0, 1)).all():
+            raise InputError(
+                f"expected a label, 0 or 1, for each of {len(probabilities)} bags, got {shown_labels(labels)}"
+            )
+        return bag_metrics(labels.astype(np.int64), probabilities)["auc"]
 
-    def predict_instances(self, cohort: str | Path | Cohort) -> pd.DataFrame:
+    def predict_instances(self, cohort: Bags) -> pd.DataFrame:
         """Instance probabilities with their places.
 
         Returns:
             One row per instance: `bag_id`, `instance`, `name` (its file), `x`, `y` (level 0) and `probability`.
         """
-        bags = _opened(cohort)
-        index, coords = bags.bag_index(), bags.coords()
-        return pd.DataFrame(
-            {
-                "bag_id": bags.bags["bag_id"].to_numpy()[index],
-                "instance": np.arange(len(index)) - bags.offsets()[index],
-                "name": bags.names(),
-                "x": coords[:, 0],
-                "y": coords[:, 1],
-                "probability": self._scores(bags).instance_probability,
-            }
-        )
+        with self._opened(cohort) as bags:
+            index, coords = bags.bag_index(), bags.coords()
+            return pd.DataFrame(
+                {
+                    "bag_id": bags.bags["bag_id"].to_numpy()[index],
+                    "instance": np.arange(len(index)) - bags.offsets()[index],
+                    "name": bags.names(),
+                    "x": coords[:, 0],
+                    "y": coords[:, 1],
+                    "probability": self._scores(bags).instance_probability,
+                }
+            )
 
-    def transform(self, cohort: str | Path | Cohort) -> dict[str, NDArray[np.float32]]:
+    def transform(self, cohort: Bags) -> dict[str, NDArray[np.float32]]:
         """Features (instances, D) of every bag by the encoder that is handed over."""
-        bags = _opened(cohort)
-        flat = np.concatenate([part.features.cpu().numpy() for part in self._features(bags)])
-        parts = np.split(flat, bags.offsets()[1:-1])
-        return dict(zip(bags.bags["bag_id"], parts, strict=True))
+        with self._opened(cohort) as bags:
+            flat = np.concatenate([part.features.cpu().numpy() for part in self._features(bags)])
+            parts = np.split(flat, bags.offsets()[1:-1])
+            return dict(zip(bags.bags["bag_id"], parts, strict=True))
 
     @cached_property
     def _stages(self) -> Any:
@@ -224,9 +283,9 @@ class ItS2CLR:
         self._refuse_model_file()
         allow_named(self.overrides or {})
         given = {key: value for key, value in (self.overrides or {}).items() if key.startswith("engine.")}
-        stages = open_run(self.run, overrides=given, quiet=not self.verbose)
+        stages = open_run(self.run_, overrides=given, quiet=not self.verbose)
         if stages.run.done(f"aggregate {REFINED}") is None:
-            raise InputError(f"{self.run}: this model is not fitted yet; call fit first")
+            raise InputError(f"{self.run_}: this model is not fitted yet; call fit first")
         return stages
 
     @cached_property
@@ -259,6 +318,22 @@ class ItS2CLR:
             return score_bags(model, bags, engine)
         return Scores.of(self._stages.aggregators(self._stages.usual_encoder()), self._features(bags)[0])
 
+    @contextmanager
+    def _opened(self, cohort: Bags) -> Iterator[Cohort]:
+        """The bags as a cohort, without labels."""
+        if isinstance(cohort, str | Path):
+            yield Cohort.open(cohort).without_labels()
+        elif isinstance(cohort, Cohort):
+            yield cohort.without_labels()
+        else:
+            with passing_cohort(list(cohort), self._image_settings()) as bags:
+                yield bags
 
-def _opened(cohort: str | Path | Cohort) -> Cohort:
-    return (cohort if isinstance(cohort, Cohort) else Cohort.open(cohort)).without_labels()
+    def _image_settings(self) -> dict[str, Any] | None:
+        """How folders of images are packed for this model; None if it takes none."""
+        from its2clr.cohort.layout import read_info
+        from its2clr.predict.tiling import Tiling
+
+        known = self._deployed[0].tiling if self._deployed is not None else None
+        tiling = known or Tiling.of_cohort(read_info(self._stages.run.cohort))
+        return tiling.image_settings() if tiling.kind == "images" else None

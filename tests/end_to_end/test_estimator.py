@@ -6,13 +6,14 @@ import pandas as pd
 import pytest
 import yaml
 from PIL import Image
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GroupKFold, cross_val_score
 from tests.conftest import TINY
 from tests.end_to_end.commands import environment, its2clr
 
 from its2clr import ItS2CLR
-from its2clr.cohort import Cohort
+from its2clr.cohort import Cohort, load_tiles
 from its2clr.errors import InputError
 
 
@@ -137,3 +138,109 @@ def test_names_are_listed_before_they_are_used():
         check=True,
     )
     assert {"ItS2CLR", "Cohort", "__version__"} <= set(found.stdout.split())
+
+
+def _short(run):
+    """A features model that is fitted in a second."""
+    overrides = {
+        "aggregator.epochs": 2,
+        "refine.epochs": 1,
+        "refine.warmup_epochs": 1,
+        "evaluation": {"retrainings": 1, "bootstrap": 10},
+    }
+    return ItS2CLR("features", run=run, overrides=overrides, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def feature_bags():
+    """Bags of which those of label 1 hold instances that are far off; two bags are of one patient."""
+    rng = np.random.default_rng(0)
+    labels = np.tile([0, 1], 12)
+    bags = [rng.normal(size=(5, 8)) + 8 * label * (np.arange(5) < 2)[:, None] for label in labels]
+    return bags, labels, np.repeat(np.arange(12), 2)
+
+
+def test_scikit_learn_cross_validates_it_on_a_list_of_bags(feature_bags, tmp_path):
+    bags, labels, groups = feature_bags
+    model = _short(tmp_path / "folds")
+    assert is_classifier(model)
+    found = cross_val_score(model, bags, labels, groups=groups, cv=GroupKFold(2), params={"groups": groups})
+    assert found.shape == (2,)
+    assert (found > 0.9).all()
+    folds = sorted((tmp_path / "folds").iterdir())
+    assert len(folds) == 2  # a folder for each fold
+    for fold in folds:
+        table = Cohort.open(fold / "bags").bags
+        assert set(table["split"]) == {"train", "val"}
+        assert table.groupby("group")["split"].nunique().max() == 1
+        assert table["group"].nunique() == 6
+    before = [(fold / "state.json").stat().st_mtime_ns for fold in folds]
+    again = cross_val_score(model, bags, labels, groups=groups, cv=GroupKFold(2), params={"groups": groups})
+    assert np.array_equal(again, found)
+    assert [(fold / "state.json").stat().st_mtime_ns for fold in folds] == before  # nothing is trained twice
+    by_name = cross_val_score(
+        model, bags, labels, groups=groups, cv=GroupKFold(2), params={"groups": groups}, scoring="roc_auc"
+    )
+    assert np.allclose(by_name, found)
+
+
+def test_bags_of_a_cohort_keep_their_groups_and_give_the_scores_of_the_cohort(feature_bags, tmp_path):
+    bags, labels, groups = feature_bags
+    fitted = _short(tmp_path / "run").fit(bags, labels, groups)
+    cohort = Cohort.open(fitted.run_ / "bags")
+    assert fitted.run_ in list((tmp_path / "run").iterdir())
+    assert "fitted on bags, not evaluated yet" in repr(fitted)
+    whole = fitted.predict_proba(cohort)
+    assert np.array_equal(fitted.predict_proba([cohort[3], cohort[0]]), whole[[3, 0]])
+    assert np.array_equal(fitted.predict_proba([cohort[1], cohort[1]]), whole[[1, 1]])
+    assert np.array_equal(fitted.predict_proba(bags[:2]), whole[:2])
+    assert fitted.score(bags, labels) == pytest.approx(roc_auc_score(labels, whole[:, 1]))
+    again = _short(tmp_path / "again").fit(cohort, cohort.bags["label"])
+    assert Cohort.open(again.run_ / "bags").bags["group"].tolist() == cohort.bags["group"].tolist()
+    with pytest.raises(IndexError, match="no number 24"):
+        cohort[24]
+
+
+def test_folders_of_images_and_arrays_of_tiles_are_bags_too(model, tmp_path):
+    rng = np.random.default_rng(0)
+    folders, arrays = [], []
+    for number in range(8):
+        tiles = rng.integers(0, 40, (4, 32, 32, 3), np.uint8) + np.uint8(100 * (number % 2))
+        folder = tmp_path / f"{number}" / "bag"  # all of one name
+        folder.mkdir(parents=True)
+        for name, tile in enumerate(tiles):
+            Image.fromarray(tile).save(folder / f"{name}.png")
+        folders.append(folder)
+        arrays.append(tiles)
+    labels = [0, 1] * 4
+    overrides = {**model.overrides, "pretrain.epochs": 0, "refine.epochs": 1, "refine.batch_size": 8}
+    short = ItS2CLR("demo", run=tmp_path / "run", overrides=overrides, verbose=False)
+    of_folders = short.fit(folders, labels)
+    assert Cohort.open(of_folders.run_ / "bags").tile_size == 64  # small images are enlarged
+    assert of_folders.predict_proba(folders[:3]).shape == (3, 2)
+    with pytest.raises(InputError, match="tiles of 32 px, this run was trained on 64 px"):
+        of_folders.predict_proba(arrays)
+    of_arrays = clone(short).fit(arrays, labels)
+    assert of_arrays.run_ != of_folders.run_
+    assert Cohort.open(of_arrays.run_ / "bags")[5].encoded(1) != b""
+    assert np.array_equal(load_tiles(Cohort.open(of_arrays.run_ / "bags"))[5], arrays[1][1].transpose(2, 0, 1))
+    with pytest.raises(InputError, match="not trained on folders of images"):
+        of_arrays.predict_proba(folders)
+
+
+def test_a_list_of_bags_that_cannot_be_used_is_said(feature_bags, tmp_path):
+    bags, labels, _ = feature_bags
+    model = _short(tmp_path / "run")
+    for given, y, said in (
+        (bags, None, "needs labels: fit"),
+        (bags, labels + 1, "a label, 0 or 1, for each of 24 bags, got 24 of shape .* such as 1, 2"),
+        (bags, labels[:3], "for each of 24 bags, got 3"),
+        ([*bags[:-1], tmp_path], labels, "is no folder with images"),
+        ([*bags[:-1], np.zeros((3, 9))], labels, r"bag 23: expected tiles .* got float64 of shape \(3, 9\)"),
+        ([np.zeros((2, 8, 9, 3), np.uint8)] * 4, [0, 1, 0, 1], "bag 0: expected tiles"),
+        (bags[:2], labels[:2], "train and val cannot each get bags of both classes"),
+        (tmp_path, labels, "holds its own labels"),
+    ):
+        with pytest.raises(InputError, match=said):
+            model.fit(given, y)
+    assert not any((tmp_path / "run").glob("*/bags"))

@@ -88,6 +88,12 @@ class Cohort:
         """The number of bags."""
         return len(self.bags)
 
+    def __getitem__(self, number: int) -> TileFile:
+        """One bag; so a cohort is a sequence of bags, as scikit-learn takes it."""
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"{self.path} has {len(self)} bags, no number {number}")
+        return self.tile_file(self.bags["bag_id"].tolist()[number])
+
     def __repr__(self) -> str:
         return f"Cohort({self.name!r}, {len(self)} bags, {self.n_instances} instances)"
 

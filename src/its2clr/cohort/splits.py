@@ -25,6 +25,7 @@ def assign_splits(
     groups: Sequence[str],
     fractions: Sequence[float] = DEFAULT_FRACTIONS,
     seed: int = 0,
+    splits: Sequence[str] = SPLITS,
 ) -> npt.NDArray[np.str_]:
     """Assign each bag to train, val or test.
 
@@ -35,8 +36,9 @@ def assign_splits(
     Args:
         labels: Bag labels, 0 or 1, (B,).
         groups: What must not be divided, such as the patient of each bag, (B,).
-        fractions: Shares of train, val and test; positive, summing to 1.
+        fractions: Shares of train, val and test, or of `splits`; positive, summing to 1.
         seed: Chooses among the good divisions.
+        splits: The splits that are wanted.
 
     Returns:
         The split name of each bag, (B,).
@@ -45,7 +47,7 @@ def assign_splits(
         InputError: If the fractions are wrong, or no division gives each split both classes.
     """
     shares = np.asarray(fractions, dtype=np.float64)
-    if shares.shape != (len(SPLITS),) or not (shares > 0).all() or abs(shares.sum() - 1) > 1e-6:
+    if shares.shape != (len(splits),) or not (shares > 0).all() or abs(shares.sum() - 1) > 1e-6:
         given = ", ".join(f"{share:g}" for share in fractions)
         raise InputError(f"fractions must be three positive numbers that sum to 1, got {given}")
     positive = np.asarray(labels, dtype=np.int64)
@@ -55,9 +57,9 @@ def assign_splits(
     group_of_bag = np.array([names[group] for group in groups], dtype=np.int64)
     sizes = np.zeros((len(names), 2))  # bags of class 0 and 1 in each group
     np.add.at(sizes, (group_of_bag, positive), 1)
-    _check_possible(sizes)
+    _check_possible(sizes, splits)
 
-    targets = shares[:, None] * sizes.sum(axis=0)  # (3, 2)
+    targets = shares[:, None] * sizes.sum(axis=0)  # (splits, 2)
     rng = np.random.default_rng(seed)
     best: _Places | None = None
     best_cost = np.inf
@@ -67,19 +69,19 @@ def assign_splits(
         if best is None or cost < best_cost - _SMALLEST_GAIN:
             best, best_cost = places, cost
     assert best is not None
-    return np.array(SPLITS)[best[group_of_bag]]
+    return np.array(splits)[best[group_of_bag]]
 
 
-def _check_possible(sizes: _Counts) -> None:
-    """A split has both classes by one mixed group or by a pair of pure ones; three such units are needed."""
+def _check_possible(sizes: _Counts, splits: Sequence[str]) -> None:
+    """A split has both classes by one mixed group or by a pair of pure ones; as many such units are needed."""
     mixed = int(((sizes[:, 0] > 0) & (sizes[:, 1] > 0)).sum())
     negative = int((sizes[:, 1] == 0).sum())
     positive = int((sizes[:, 0] == 0).sum())
-    if mixed + min(negative, positive) >= len(SPLITS):
+    if mixed + min(negative, positive) >= len(splits):
         return
     raise InputError(
-        "train, val and test cannot each get bags of both classes without dividing a group: each of the three needs a "
-        "group with both labels, or one group of each label, and there are only "
+        f"{', '.join(splits[:-1])} and {splits[-1]} cannot each get bags of both classes without dividing a group: "
+        "each of them needs a group with both labels, or one group of each label, and there are only "
         f"{mixed} groups with both labels, {positive} with only label 1 and {negative} with only label 0. "
         "Add bags of the missing class from other groups, or check that column 'group' does not join unrelated bags"
     )
@@ -98,7 +100,7 @@ def _place(sizes: _Counts, targets: _Counts, rng: np.random.Generator) -> _Place
     pure = ([g for g in order if sizes[g, 1] == 0], [g for g in order if sizes[g, 0] == 0])
     units = mixed + [list(pair) for pair in zip(*pure, strict=False)]
     places = np.full(len(sizes), -1, dtype=np.int64)
-    for split, unit in enumerate(rng.permutation(len(units))[: len(SPLITS)]):
+    for split, unit in enumerate(rng.permutation(len(units))[: len(targets)]):
         places[units[unit]] = split
     rest = order[places[order] < 0]
     taken = places >= 0
@@ -120,7 +122,7 @@ def _improve(places: _Places, sizes: _Counts, targets: _Counts) -> _Places:
         own, own_target = deviation[places], targets[places]
         leaving = ((sizes**2 - 2 * own * sizes) / own_target).sum(axis=1)  # (G,)
         squared = (sizes**2)[:, None] + 2 * deviation[None] * sizes[:, None]
-        moving = leaving[:, None] + (squared / targets).sum(axis=2)  # (G, 3)
+        moving = leaving[:, None] + (squared / targets).sum(axis=2)  # (G, splits)
         moving[everyone, places] = np.inf
         moving[~((counts[places] - sizes) > 0.5).all(axis=1)] = np.inf
         group, split = np.unravel_index(moving.argmin(), moving.shape)

@@ -1,7 +1,9 @@
-"""Progress with rates and time left: bars on a terminal, plain lines otherwise."""
+"""Progress with rates and time left: bars on a terminal, one updated output in a notebook, plain lines otherwise."""
 
 import time
+import uuid
 from collections.abc import Callable
+from importlib import import_module
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +12,8 @@ from rich.console import Console
 
 LINE_EVERY_SECONDS = 10.0
 ESTIMATED_AFTER_SECONDS = 5.0
+NOTEBOOK_EVERY_SECONDS = 0.2
+_BAR_WIDTH = 24
 
 
 class Progress:
@@ -26,7 +30,7 @@ class Progress:
         if self._owner.enabled and self._owner.console.is_terminal:
             self._bar = rich_progress.Progress(
                 rich_progress.TextColumn("{task.description:<12}"),
-                rich_progress.BarColumn(bar_width=24),
+                rich_progress.BarColumn(bar_width=_BAR_WIDTH),
                 rich_progress.MofNCompleteColumn(),
                 rich_progress.TextColumn("{task.fields[rate]}"),
                 rich_progress.TimeRemainingColumn(),
@@ -43,6 +47,8 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if self._owner.notebook is not None:
+            self._owner.notebook.show_running("")
 
     def note(self, text: str) -> None:
         """Show a short text beside the bar."""
@@ -75,13 +81,48 @@ class Progress:
         rate = f"{self._done / seconds:.3g} {self._unit}/s"
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done, rate=rate, note=self._note)
+        elif self._owner.notebook is not None:
+            if now - self._last_line >= NOTEBOOK_EVERY_SECONDS:
+                self._last_line = now
+                filled = _BAR_WIDTH * self._done // max(1, self._total)
+                self._owner.notebook.show_running(f"[{'#' * filled:.<{_BAR_WIDTH}}] {self._line(seconds, rate)}")
         elif now - self._last_line >= LINE_EVERY_SECONDS and 0 < self._done < self._total:
             self._last_line = now
-            left = seconds / self._done * (self._total - self._done)
-            self._owner.print(
-                f"{self._name}: {self._done}/{self._total}, {rate}, {_duration(left)} left"
-                + (f", {self._note}" if self._note else "")
-            )
+            self._owner.print(self._line(seconds, rate))
+
+    def _line(self, seconds: float, rate: str) -> str:
+        left = _duration(seconds / max(1, self._done) * max(0, self._total - self._done))
+        note = f", {self._note}" if self._note else ""
+        return f"{self._name}: {self._done}/{self._total}, {rate}, {left} left{note}"
+
+
+class NotebookOutput:
+    """The one output of a notebook's cell: the lines said so far, and below them the job that is running."""
+
+    def __init__(self) -> None:
+        self._ipython = import_module("IPython")
+        self._cell, self._place, self._running = 0, "", ""
+        self._lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        """Add a line that stays."""
+        self._update([line], self._running)
+
+    def show_running(self, text: str) -> None:
+        """Replace the line of the job that is running; nothing when it has ended."""
+        self._update([], text)
+
+    def _update(self, new: list[str], running: str) -> None:
+        cell = self._ipython.get_ipython().execution_count
+        is_new = not self._place or cell != self._cell
+        if is_new:  # a model made in one cell works on in the next, below which its output belongs
+            self._cell, self._place, self._lines = cell, uuid.uuid4().hex, []
+        self._lines, self._running = [*self._lines, *new], running
+        text = "\n".join([*self._lines, *([running] if running else [])])
+        if is_new and not text:
+            self._place = ""
+            return
+        self._ipython.display.display({"text/plain": text}, raw=True, display_id=self._place, update=not is_new)
 
 
 class ProgressBar:
@@ -90,6 +131,7 @@ class ProgressBar:
     def __init__(self, *, enabled: bool = True, console: Console | None = None) -> None:
         self.enabled = enabled
         self.console = console or Console(highlight=False)
+        self.notebook = NotebookOutput() if self.console.is_jupyter else None
 
     def start(self, name: str, total: int, unit: str) -> Progress:
         """A new job of `total` units."""
@@ -97,7 +139,9 @@ class ProgressBar:
 
     def print(self, message: str) -> None:
         """One line of plain text."""
-        if self.enabled:
+        if self.enabled and self.notebook is not None:
+            self.notebook.say(message)
+        elif self.enabled:
             self.console.print(message, markup=False, soft_wrap=True)
 
 
