@@ -131,7 +131,7 @@ def test_tables_can_be_made_of_what_is_finished(few_bags, tmp_path):
     out = tmp_path / "out"
     arguments = ["--budget", "smoke", "--cohort", few_bags, "--out", out]
     drawn = tmp_path / "drawn"
-    its2clr("reproduce", "tab:mainresult", "--budget", "smoke", "--out", drawn, "--no-train")
+    its2clr("reproduce", "all", "--budget", "smoke", "--out", drawn, "--no-train")
     assert pd.read_csv(drawn / "tab-mainresult" / "table.csv")["ours"].isna().all()
     assert len(Cohort.open(drawn / "cohort").bags) == 56  # the budget's own
     assert not (drawn / "runs").exists()
