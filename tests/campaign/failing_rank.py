@@ -1,4 +1,4 @@
-"""Run by torchrun: `its2clr` in which one process fails at its n-th collective operation.
+"""Started by torchrun's agent: `its2clr` in which one process fails at its n-th collective operation.
 
 Environment: CAMPAIGN_RANK, CAMPAIGN_COLLECTIVE (from 0) and CAMPAIGN_HOW (`raise`, `exit` or `kill`). Without them
 nothing fails. The first process writes to CAMPAIGN_COUNTED which line of its2clr called each of its collectives.
@@ -8,6 +8,8 @@ import inspect
 import json
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,20 +62,27 @@ def _place() -> str:
     return f"{Path(shown[0].filename).name}:{shown[0].lineno}" if shown else "other"
 
 
-def main() -> None:
-    """Run the command line."""
+def main(words: list[str]) -> None:
+    """Run the command line; end the process if it fails."""
     failing = Failing()
+    sys.argv[1:] = words
+    code = 0
     for name in NAMES:
         setattr(dist, name, failing.watched(getattr(dist, name)))
     from its2clr.cli import main as its2clr
 
     try:
         its2clr()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:  # noqa: BLE001 - this is what the campaign looks for
+        traceback.print_exc()
+        code = 1
     finally:
         counted = os.environ.get("CAMPAIGN_COUNTED")
         if counted and os.environ.get("RANK") == "0":
             Path(counted).write_text(json.dumps(failing.places), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:  # else the agent waits for what this returns
+        os._exit(code)

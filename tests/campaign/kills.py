@@ -173,13 +173,16 @@ def _one_chain(case: Case, known: Undisturbed, folder: Path, part: Part, seed: i
         case.prepare(out)
     limit = HANG_SECONDS + 3 * known.seconds
     said: list[str] = []
+    operations, seconds = 2 * known.operations, known.seconds  # what is left, if a kill loses nothing
     for _ in range(draw.randint(1, MOST_KILLS)):
-        if known.operations and draw.random() < 0.5:
-            place = draw.randrange(2 * known.operations)
+        if operations and draw.random() < 0.5:
+            place = draw.randrange(operations)
+            operations -= place
             ended = its2clr(case.words(out), folder, limit=limit, kill_at=place)
             said.append(f"operation {place}")
         else:
-            moment = draw.uniform(0, known.seconds)
+            moment = draw.uniform(0, seconds)
+            seconds -= moment / 2
             ended = its2clr(case.words(out), folder, limit=limit, kill_after=moment)
             said.append(f"{moment:.2f} s")
         if ended.code != -9 or ended.hung:

@@ -15,10 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.end_to_end.warm import LIBRARIES
 
 HANG_SECONDS = 60
-"""A command that takes so much longer than it should hangs."""
+"""A command hangs if it does nothing for so long, or computes so much longer than it should.
+
+Waiting for a processor that others use is neither.
+"""
+PROGRESS = 0.5
+"""Seconds of computing in that time that are something."""
 MOST_MEMORY = 4 * 10**9
 """No input may make a command take more bytes."""
 OUTCOMES = (0, 1, 2)
@@ -83,7 +90,7 @@ def fork(
     Args:
         work: Gives the exit code.
         folder: Where it starts, with an empty folder `here` as working directory.
-        limit: Seconds after which it hangs.
+        limit: Seconds of computing after which it hangs.
         kill_after: Seconds after which it and all that it started are killed.
     """
     here, said = folder / "here", folder / "said.txt"
@@ -93,13 +100,13 @@ def fork(
     if child == 0:
         _become(here, said, folder)
         _end(work)
-    hung = False
+    hung, watch = False, _Watch(child, limit)
     while True:
         pid, status, used = os.wait4(child, os.WNOHANG)
         if pid:
             break
         passed = time.monotonic() - begun
-        hung = passed > limit
+        hung = watch.hangs(passed)
         if hung or (kill_after is not None and passed > kill_after):
             _kill_group(child)
             _, status, used = os.wait4(child, 0)
@@ -144,6 +151,31 @@ def its2clr(
         return 0
 
     return fork(work, folder, limit=limit, kill_after=kill_after)
+
+
+class _Watch:
+    """Sees whether a process and all that it started hang: they wait for ever, or compute for ever."""
+
+    def __init__(self, leader: int, limit: float) -> None:
+        self._leader, self._limit = leader, limit
+        self._asked = self._since = self._used = 0.0
+
+    def hangs(self, now: float) -> bool:
+        if now - self._asked < 1:
+            return False
+        self._asked, used = now, _computed(self._leader)
+        if used > self._used + PROGRESS:
+            self._since, self._used = now, used
+        return used > self._limit or now - self._since > HANG_SECONDS
+
+
+def _computed(leader: int) -> float:
+    """Seconds that a process and its descendants computed."""
+    try:
+        first = psutil.Process(leader)
+        return sum(sum(one.cpu_times()[:4]) for one in [first, *first.children(recursive=True)])
+    except psutil.NoSuchProcess:  # one of them ended just now: ask again
+        return 0.0
 
 
 def outside(folder: Path) -> list[str]:

@@ -7,21 +7,20 @@ the command is let through, and its results are those of one undisturbed.
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
+import re
 from pathlib import Path
 
 from tests.campaign.content import content, differences, half_written
-from tests.campaign.machine import HANG_SECONDS, draw_of
+from tests.campaign.failing_rank import main
+from tests.campaign.machine import HANG_SECONDS, draw_of, fork
 from tests.campaign.places import Places, settings
 from tests.campaign.tally import Clock, Part
-from tests.end_to_end.commands import environment
 
 MOST_FAILURES = 4
 """In a row, before the command is let through."""
+HUNG = -9
+OF_THE_AGENT = re.compile(r"[EW]\d{4} .*/torch/distributed/elastic/\S+\] ?")
+"""Starts each line that torchrun's agent logs, tracebacks of its own among them; our processes write none such."""
 WAYS = ("raise", "exit", "kill")
 
 
@@ -48,13 +47,13 @@ def ranks(places: Places, part: Part, clock: Clock, seed: int, *, short: bool = 
             code, output, taken = _torchrun(folder, places, failure, limit=HANG_SECONDS + 3 * seconds)
             part.slowest = max(part.slowest, taken)
             if code == 0:  # a resumed run asks less often
-                waiting.insert(0, line)
+                waiting.append(line)  # the first to fail of the next, in which it is reached
                 break
             seen.add(line)
             said.append(f"process {failure[0]} by {failure[2]} at collective {failure[1]} ({line})")
             part.tried(failure[2])
             _check(said[-1], code, output, failure[2], part)
-            if clock.over():
+            if clock.over() and len(seen) == len(lines):
                 break
         what = f"fit (seed {seed}): " + ", ".join(said)
         code, output, _ = _torchrun(folder, places, None, limit=HANG_SECONDS + 3 * seconds)
@@ -66,46 +65,46 @@ def ranks(places: Places, part: Part, clock: Clock, seed: int, *, short: bool = 
         elif left := half_written(folder / "out"):
             part.failed(what, f"outside: half written files stay: {left[:4]}")
         part.notes["commands_let_through"] += int(code == 0)
-        if clock.over():
+        if clock.over() and len(seen) == len(lines):  # every line has its turn, however long it takes
             return
 
 
 def _check(what: str, code: int, output: str, how: str, part: Part) -> None:
-    if code == -1:
+    if code == HUNG:
         part.failed(what, f"hung: {output[-1500:]}")
-    ours = [line for line in output.splitlines() if line.startswith("error: ")]
-    if how == "raise" and not any("a failure made by the campaign" in line for line in ours):
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    if how == "raise" and not any("a failure made by the campaign" in line for line in errors):
         part.failed(what, f"other: does not say what failed: {output[-1500:]}")
-    for block in output.split("Traceback (most recent call last)")[1:]:
-        if "torch/distributed/run.py" not in block and "torch.distributed.elastic" not in block:
-            part.failed(what, f"traceback: {block[:1500]}")
-            return
+    ours = "\n".join(line for line in output.splitlines() if not OF_THE_AGENT.match(line))
+    if "Traceback (most recent call last)" in ours:
+        part.failed(what, f"traceback: {ours[-1500:]}")
 
 
 def _torchrun(
     folder: Path, places: Places, failure: tuple[int, int, str] | None, limit: float = 10 * HANG_SECONDS
 ) -> tuple[int, str, float]:
-    """Run a fit in two processes; the exit code is -1 if it had to be killed."""
+    """Run a fit in two processes that torchrun's agent forks, so that they import nothing; the code may be HUNG."""
     words = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m",
-        "tests.campaign.failing_rank", "fit", str(places.cohort), "--out", str(folder / "out"), *settings(), "--set",
-        "refine.epochs=2", "--set", "pretrain.epochs=1", "--set", "evaluation={retrainings: 1, bootstrap: 20}",
+        "fit", str(places.cohort), "--out", str(folder / "out"), *settings(), "--set", "refine.epochs=2", "--set",
+        "pretrain.epochs=1", "--set", "evaluation={retrainings: 1, bootstrap: 20}",
     ]  # fmt: skip
-    more = {"CAMPAIGN_COUNTED": str(folder / "counted")}
-    if failure is not None:
-        more |= dict(zip(("CAMPAIGN_RANK", "CAMPAIGN_COLLECTIVE", "CAMPAIGN_HOW"), map(str, failure), strict=True))
-    begun = time.monotonic()
-    with (folder / "said.txt").open("w+") as said:
-        with subprocess.Popen(
-            words, env=environment() | more, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
-        ) as process:
-            try:
-                code = process.wait(limit)
-            except subprocess.TimeoutExpired:
-                code = -1
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        said.seek(0)
-        output = said.read()
-    return code, output, time.monotonic() - begun
+
+    def work() -> int:
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        os.environ["CAMPAIGN_COUNTED"] = str(folder / "counted")
+        names = ("CAMPAIGN_RANK", "CAMPAIGN_COLLECTIVE", "CAMPAIGN_HOW")
+        os.environ.update(zip(names, map(str, failure or ()), strict=False))
+        config = LaunchConfig(
+            1, 1, 2, run_id="campaign", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
+            monitor_interval=0.1, start_method="fork",
+        )  # fmt: skip
+        try:
+            elastic_launch(config, main)(words)
+        except ChildFailedError:
+            return 1
+        return 0
+
+    ended = fork(work, folder, limit=limit)
+    return HUNG if ended.hung else ended.code, ended.output, ended.seconds

@@ -88,15 +88,18 @@ class Clock:
 
     Args:
         seconds: For the part.
+        part: Whose tries are counted.
+        goal: Tries that the part should reach, for which it may take half as long again.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, part: Part | None = None, goal: float = 0) -> None:
         self._begun = time.monotonic()
-        self._seconds = seconds
+        self._seconds, self._part, self._goal = seconds, part, goal
 
     def over(self) -> bool:
         """Whether the time is up."""
-        return self.passed() > self._seconds
+        enough = self._part is None or sum(self._part.tries.values()) >= self._goal
+        return self.passed() > self._seconds * (1 if enough else 1.5)
 
     def passed(self) -> float:
         """Seconds since the part began."""

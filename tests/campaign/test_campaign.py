@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests.campaign import machine
 from tests.campaign.content import content, differences, half_written
-from tests.campaign.machine import MOST_MEMORY, Ended
-from tests.campaign.tally import Part
+from tests.campaign.machine import MOST_MEMORY, Ended, fork
+from tests.campaign.ranks import _check
+from tests.campaign.tally import Clock, Part
 from tests.end_to_end.commands import ROOT, environment
 from tests.test_files import killed_while_writing
 
@@ -83,3 +86,39 @@ def test_a_changed_result_is_seen_and_a_changed_time_is_not(tmp_path):
     assert not half_written(tmp_path)
     killed_while_writing(tmp_path / "a" / "b.json")
     assert len(half_written(tmp_path)) == 1
+
+
+def test_a_process_that_waits_and_one_that_computes_for_ever_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "HANG_SECONDS", 2)
+
+    def compute(seconds):
+        while time.process_time() - begun < seconds:
+            sum(range(1000))
+        return 0
+
+    begun = time.process_time()
+    assert fork(lambda: time.sleep(60) or 0, tmp_path, limit=60).hung
+    assert fork(lambda: compute(60), tmp_path, limit=1).hung
+    assert not fork(lambda: compute(2.5), tmp_path, limit=60).hung  # longer than a wait may be, but at work
+
+
+def test_a_traceback_of_the_agent_is_not_ours():
+    agent = "E1118 12:42:34.886000 17159 /x/torch/distributed/elastic/multiprocessing/api.py:836] "
+    trace = "Traceback (most recent call last):"
+    for output, failures in ((agent + trace, 0), (trace, 1), (agent + "x\n" + trace, 1)):
+        part = Part("ranks")
+        _check("a try", 1, output, "kill", part)
+        assert len(part.failures) == failures
+
+
+def test_a_part_below_its_goal_goes_on_for_half_as_long_again(monkeypatch):
+    part, now = Part("kills"), 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock = Clock(10, part, goal=2)
+    now = 11.0
+    assert not clock.over()
+    part.tried("fit", 2)
+    assert clock.over()
+    part.tries.clear()
+    now = 16.0
+    assert clock.over()

@@ -15,6 +15,7 @@ from tests.end_to_end.test_promises import change_labels
 
 from its2clr import plugins as plugins_module
 from its2clr.cohort import Cohort
+from its2clr.cohort.synthetic.synthetic_cohort import SIZES, make_synthetic
 from its2clr.experiments.execute import LOST, Task, execute
 from its2clr.experiments.plan import Job
 from its2clr.experiments.spec import Resampling, experiments
@@ -23,12 +24,23 @@ from its2clr.settings import resolve_config
 SIX_MINUTES = 360
 
 
+@pytest.fixture(scope="module")
+def few_bags(tmp_path_factory):
+    """A cohort of eight bags per split: what is trained here is one of a hundred runs, and nobody looks at numbers."""
+    folder = tmp_path_factory.mktemp("few") / "cohort"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(SIZES, "tiny", SIZES["tiny"]._replace(train=8, val=8, test=8))
+        make_synthetic(folder, size="tiny", workers=1)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("reproduce")
-def test_all_of_the_paper_in_one_command(tmp_path):
+def test_all_of_the_paper_in_one_command(few_bags, tmp_path):
     out = tmp_path / "out"
     started = time.monotonic()
-    first = its2clr("reproduce", "all", "--budget", "smoke", "--out", out, "--workers", 2, fresh=True, timeout=900)
+    arguments = ["--budget", "smoke", "--cohort", few_bags, "--out", out]
+    first = its2clr("reproduce", "all", *arguments, "--workers", 2, fresh=True, timeout=900)
     seconds = time.monotonic() - started
     assert "FAILED" not in first.stdout
     page = (out / "results.md").read_text()
@@ -63,15 +75,15 @@ def test_all_of_the_paper_in_one_command(tmp_path):
     before = written()
     table = out / experiments()["tab:aggregator_results"].folder / "table.csv"
     numbers = table.read_text()
-    its2clr("reproduce", "tab:aggregator_results", "--budget", "smoke", "--out", out, "--workers", 1, timeout=300)
+    its2clr("reproduce", "tab:aggregator_results", *arguments, "--workers", 1, timeout=300)
     assert written() == before
     assert table.read_text() == numbers
 
 
 @pytest.mark.slow
-def test_without_instance_labels_what_needs_them_is_left_out_and_said(tiny_cohort, tmp_path):
+def test_without_instance_labels_what_needs_them_is_left_out_and_said(few_bags, tmp_path):
     cohort = tmp_path / "cohort"
-    shutil.copytree(tiny_cohort, cohort)
+    shutil.copytree(few_bags, cohort)
     info = json.loads((cohort / "cohort.json").read_text())
     (cohort / "cohort.json").write_text(json.dumps({**info, "has_instance_labels": False}))
     change_labels(cohort, lambda label: label, lambda labels: None, ["train", "val", "test"])
@@ -90,10 +102,10 @@ def test_without_instance_labels_what_needs_them_is_left_out_and_said(tiny_cohor
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_a_row_in_a_table_not_a_crash(tiny_cohort, tmp_path):
+def test_a_run_that_fails_is_a_row_in_a_table_not_a_crash(few_bags, tmp_path):
     out = tmp_path / "out"
     result = its2clr(
-        "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", tiny_cohort, "--out", out, "--workers", 1,
+        "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", few_bags, "--out", out, "--workers", 1,
         "--set", "refine.learning_rate=1e30", check=False,
     )  # fmt: skip
     assert result.returncode == 1
@@ -104,7 +116,7 @@ def test_a_run_that_fails_is_a_row_in_a_table_not_a_crash(tiny_cohort, tmp_path)
     assert len(pd.read_csv(out / "problems.csv")) == 2
     # Other settings in the same folder are other runs, from the same pretraining.
     again = its2clr(
-        "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", tiny_cohort, "--out", out, "--workers", 1,
+        "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", few_bags, "--out", out, "--workers", 1,
     )  # fmt: skip
     assert "FAILED" not in again.stdout
     assert pd.read_csv(out / "app-hyperparameter" / "table.csv")["ours"].notna().all()
@@ -115,25 +127,27 @@ def test_a_run_that_fails_is_a_row_in_a_table_not_a_crash(tiny_cohort, tmp_path)
 
 
 @pytest.mark.slow
-def test_tables_can_be_made_of_what_is_finished(tiny_cohort, tmp_path):
+def test_tables_can_be_made_of_what_is_finished(few_bags, tmp_path):
     out = tmp_path / "out"
-    arguments = ["--budget", "smoke", "--cohort", tiny_cohort, "--out", out]
-    its2clr("reproduce", "all", *arguments, "--no-train")
-    assert pd.read_csv(out / "tab-mainresult" / "table.csv")["ours"].isna().all()
-    assert not (out / "runs").exists()
+    arguments = ["--budget", "smoke", "--cohort", few_bags, "--out", out]
+    drawn = tmp_path / "drawn"
+    its2clr("reproduce", "all", "--budget", "smoke", "--out", drawn, "--no-train")
+    assert pd.read_csv(drawn / "tab-mainresult" / "table.csv")["ours"].isna().all()
+    assert len(Cohort.open(drawn / "cohort").bags) == 56  # the budget's own
+    assert not (drawn / "runs").exists()
     its2clr("reproduce", "app:hyperparameter", *arguments, "--workers", 1)
     its2clr("reproduce", "tab:mainresult", "fig:training_process", *arguments, "--no-train")
     found = pd.read_csv(out / "tab-mainresult" / "table.csv").set_index(["row", "column"])
     assert pd.notna(found.loc[("ItS2CLR", "Camelyon16"), "ours"])
     assert found.loc[("ItS2CLR", "EGFR"), "reason"] == "seed 0: not run"
-    its2clr("reproduce", "tab:mainresult", "--budget", "quick", "--cohort", tiny_cohort, "--out", out, "--no-train")
+    its2clr("reproduce", "tab:mainresult", "--budget", "quick", "--cohort", few_bags, "--out", out, "--no-train")
     assert pd.read_csv(out / "tab-mainresult" / "table.csv")["ours"].isna().all()  # those runs were smoke's
     assert set(pd.read_csv(out / "fig-training_process" / "table.csv")["line"]) == {"ItS2CLR"}
 
 
 @pytest.mark.slow
-def test_measuring_more_later_keeps_what_was_measured(tiny_cohort, tmp_path):
-    arguments = ["--budget", "smoke", "--cohort", tiny_cohort, "--out", tmp_path / "out", "--workers", 1]
+def test_measuring_more_later_keeps_what_was_measured(few_bags, tmp_path):
+    arguments = ["--budget", "smoke", "--cohort", few_bags, "--out", tmp_path / "out", "--workers", 1]
     for name in ("tab:calsscollision", "tab:instance_test2"):
         its2clr("reproduce", name, *arguments)
     its2clr("reproduce", "tab:calsscollision", "tab:mainresult", "fig:training_process", *arguments, "--no-train")
@@ -141,14 +155,14 @@ def test_measuring_more_later_keeps_what_was_measured(tiny_cohort, tmp_path):
 
 
 @pytest.mark.slow
-def test_maps_are_of_the_cohort_of_their_dataset(tiny_cohort, tmp_path):
+def test_maps_are_of_the_cohort_of_their_dataset(few_bags, tmp_path):
     other = tmp_path / "other"
     its2clr("cohort", "synthetic", other, "--size", "tiny", "--seed", 3)
     out = tmp_path / "out"
-    cohorts = ["--cohort", f"tcga-egfr={other}", "--cohort", f"camelyon16={tiny_cohort}"]
+    cohorts = ["--cohort", f"tcga-egfr={other}", "--cohort", f"camelyon16={few_bags}"]
     its2clr("reproduce", "fig:localization", "--budget", "smoke", *cohorts, "--out", out, "--workers", 1)
     found = pd.read_csv(out / "fig-localization" / "table.csv")
-    truth = Cohort.open(tiny_cohort)
+    truth = Cohort.open(few_bags)
     bag = found["bag_id"].unique().tolist()
     assert len(bag) == 1
     assert truth.bags.set_index("bag_id").loc[bag[0], "label"] == 1
@@ -170,10 +184,10 @@ def still_alive(group, seconds=10):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_slurm_end_all_workers_and_the_same_command_goes_on(tiny_cohort, tmp_path, stop, code):
+def test_ctrl_c_and_slurm_end_all_workers_and_the_same_command_goes_on(few_bags, tmp_path, stop, code):
     out = tmp_path / "out"
     words = command(
-        "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", tiny_cohort, "--out", out, "--workers", 2
+        "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", few_bags, "--out", out, "--workers", 2
     )
     heard = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     process = subprocess.Popen(
@@ -199,9 +213,9 @@ def test_ctrl_c_and_slurm_end_all_workers_and_the_same_command_goes_on(tiny_coho
 
 
 @pytest.mark.slow
-def test_workers_end_with_a_killed_parent(tiny_cohort, tmp_path):
+def test_workers_end_with_a_killed_parent(few_bags, tmp_path):
     words = command(
-        "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", tiny_cohort, "--out", tmp_path / "out",
+        "reproduce", "app:hyperparameter", "--budget", "smoke", "--cohort", few_bags, "--out", tmp_path / "out",
         "--workers", 2,
     )  # fmt: skip
     process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True, start_new_session=True)
