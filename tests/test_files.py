@@ -18,6 +18,7 @@ from its2clr.errors import DiskFullError
 from its2clr.files import (
     atomic_path,
     damage_said,
+    is_there,
     read_metrics,
     remove_half_written,
     reserve,
@@ -60,6 +61,23 @@ def test_only_what_dead_processes_were_writing_is_removed(tmp_path):
     assert dead.exists()
     remove_half_written(tmp_path)
     assert set(tmp_path.rglob(".*.part")) == {living, elsewhere, older_version, of_the_user}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_killed_process_wrote_is_removed_before_its_parent_asks(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and its number is still taken
+        left = temporary_path(tmp_path / "a.txt")
+        left = left.with_name(left.name.replace(f"-{os.getpid()}-", f"-{child.pid}-"))
+        left.touch()
+        remove_half_written(tmp_path)
+        assert not left.exists()
+
+
+def test_a_path_that_no_file_can_have_is_not_there(tmp_path):
+    assert is_there(tmp_path)
+    assert not is_there(tmp_path / "a")
+    assert not is_there(tmp_path / ("a" * 300))
 
 
 def test_content_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):

@@ -191,7 +191,16 @@ def _may_be_written(path: Path, machine: str | None, process: int) -> bool:
         return False
     except (PermissionError, OverflowError):
         return True
-    return True
+    return not _has_ended(process)
+
+
+def _has_ended(process: int) -> bool:
+    """Whether a process was killed but keeps its number until its parent asks, which in a container may take long."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux, or gone
+        return False
+    return status.rpartition(")")[2].split()[:1] in (["Z"], ["X"])
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -233,6 +242,14 @@ def hash_files(*paths: Path) -> str:
             while part := file.read(2**24):
                 digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def is_there(path: Path) -> bool:
+    """Whether a path that a user wrote is there; one that no file can have, such as one too long, is not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def stamp(path: Path) -> list[int]:

@@ -15,7 +15,7 @@ def mutations(content: bytes, count: int, seed: int) -> Iterator[bytes]:
     """Copies of a file, each damaged in another way: cut short, bytes changed, removed, repeated or set to extremes."""
     draw = random.Random(seed)
     for _ in range(count):
-        changed = bytearray(content)
+        changed = bytearray(content or b"\0")
         for _ in range(draw.choice((1, 1, 4, 32))):
             place = draw.randrange(max(1, len(changed)))
             length = min(draw.choice((1, 2, 4, 8)), len(changed) - place)

@@ -90,6 +90,7 @@ def test_a_changed_result_is_seen_and_a_changed_time_is_not(tmp_path):
 
 def test_a_process_that_waits_and_one_that_computes_for_ever_hang(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "HANG_SECONDS", 2)
+    monkeypatch.setattr(machine, "PROGRESS", 0.01)  # others may use the processors
     monkeypatch.setattr(machine.atexit, "_run_exitfuncs", lambda: None)  # those of earlier tests may wait
 
     def compute(seconds):

@@ -1,6 +1,7 @@
 """A short slice of damaged inputs per kind: each is a clear error of its own kind, or is read; never anything else."""
 
 import json
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -30,6 +31,7 @@ from tests.campaign.inputs import ODD_JSON, YAML_BOMB, geojson, geojson_of_400_d
 from tests.campaign.kinds import kinds
 from tests.cohort.feature_files import grid, trident
 
+READ_AS_THEY_ARE = {".h5", ".png", ".tif", ".geojson", ".xml"}
 FEATURES = np.arange(48, dtype=np.float32).reshape(12, 4)
 
 
@@ -157,6 +159,13 @@ def test_a_name_that_is_not_utf8_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match="rename that file"):
         write_text(tmp_path / "a.txt", "slide\udcff.tif")
     assert not (tmp_path / "a.txt").exists()
+
+
+@pytest.mark.parametrize("name", [name for name, kind in kinds().items() if Path(kind.file).suffix in READ_AS_THEY_ARE])
+def test_a_path_too_long_for_any_file_is_not_there(name, tmp_path):
+    kind = kinds()[name]
+    with pytest.raises(kind.error, match=r"exist|no such"):
+        kind.read(tmp_path / ("a" * 300 + Path(kind.file).suffix))
 
 
 def test_json_is_read_as_it_was_written(tmp_path):

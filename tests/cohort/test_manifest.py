@@ -233,13 +233,18 @@ def test_wrong_folders_are_named_by_row(folders):
     shutil.rmtree(folders.parent / "bags" / "tumor_0")
     for file in (folders.parent / "bags" / "tumor_1").glob("[ab]*"):
         file.unlink()
-    folders.write_text(folders.read_text().replace("bags/tumor_2", "manifest.csv").replace("bags/tumor_3", ""))
+    changes = {"bags/tumor_2": "manifest.csv", "bags/tumor_3": "", "bags/tumor_4": "a" * 300}
+    text = folders.read_text()
+    for before, after in changes.items():
+        text = text.replace(before, after)
+    folders.write_text(text)
     _, problems = check_manifest(folders)
     found = {problem.where: problem.message for problem in problems}
     assert "does not exist" in found[f"{folders}, row 2"]
     assert "bag '1' has no images" in found[f"{folders}, row 3"]
     assert "is not a folder" in found[f"{folders}, row 4"]
     assert "path is empty" in found[f"{folders}, row 5"]
+    assert sum("does not exist" in message for message in found.values()) == 2
 
 
 def test_table_of_bags_alone_is_explained(write):

@@ -43,14 +43,17 @@ def test_fit_does_every_stage_in_order(tiny_cohort, tmp_path, monkeypatch):
 
 
 def test_a_finished_stage_is_not_done_again(copy):
+    (copy / "checkpoints" / "refine-best-encoder-0001.safetensors").touch()  # of a process killed right after the stage
     stages = opened(copy)
-    before = {path: path.read_bytes() for path in [*copy.glob("checkpoints/*"), *copy.glob("aggregators/*")]}
+    kept = [*copy.glob("checkpoints/encoder-*"), *copy.glob("aggregators/*")]
+    before = {path: path.read_bytes() for path in kept}
     stages.fit()
     stages.pretrain()
     assert stages.said == [
         f"{stage}: already done" for stage in ("pretrain", "aggregate start", "refine", "aggregate refined")
     ]
     assert before == {path: path.read_bytes() for path in before}
+    assert not list(copy.glob("checkpoints/*-best-*"))
 
 
 def test_refining_pretrains_first(tiny_cohort, tmp_path):

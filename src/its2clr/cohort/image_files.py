@@ -9,6 +9,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from its2clr.cohort.layout import Encoding
 from its2clr.errors import InputError
+from its2clr.files import is_there
 from its2clr.units import TilePixels
 
 Resize = Literal["bilinear", "nearest", "bicubic"]
@@ -75,7 +76,7 @@ def prepare_image(
     try:
         content = path.read_bytes()
     except OSError as error:
-        reason = "the file does not exist" if not path.exists() else f"cannot be read ({error.strerror})"
+        reason = "the file does not exist" if not is_there(path) else f"cannot be read ({error.strerror})"
         raise ImageProblem(reason) from error
     if not content:
         raise ImageProblem("the file is empty")

@@ -28,6 +28,7 @@ from its2clr.cohort.tables import (
     read_table,
     require_columns,
 )
+from its2clr.files import is_there
 
 IMAGE_SUFFIXES = (".bmp", ".dcm", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
@@ -201,8 +202,8 @@ def _list_folders(table: pd.DataFrame, path: Path, problems: list[Problem]) -> p
         if not cell:
             problems.append(Problem(where, "path is empty, expected a folder of images"))
             continue
-        if not folder.is_dir():
-            reason = "is not a folder" if folder.exists() else "does not exist"
+        if not (is_there(folder) and folder.is_dir()):
+            reason = "is not a folder" if is_there(folder) else "does not exist"
             problems.append(Problem(where, f"path {cell!r} {reason} ({folder})"))
             continue
         files = list_images(folder)
@@ -258,7 +259,7 @@ def _read_instances(
         labels = parse_instance_labels(table, path, problems)
     files = [root / name for name in names]
     # single missing images are left out when packing; if there are none at all, the folder is wrong
-    if names and not any(file.is_file() for file in files):
+    if names and not any(is_there(file) for file in files):
         message = f"none of the files exist, the first would be {files[0]}; is the images root {root} right?"
         problems.append(Problem(at_row(path, table.index.tolist()[0]), message))
     members = list(zip(table["bag_id"].tolist(), map(str, files), names, labels, strict=True))

@@ -30,6 +30,7 @@ from its2clr.encoders.weights import BestEncoder, create_network, load_network, 
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice, peak_memory, said_peak_memory
+from its2clr.engine.training_state import BestCheckpoints
 from its2clr.errors import InputError
 from its2clr.files import read_metrics, write_json
 from its2clr.pretrain.loop import pretrain
@@ -396,6 +397,7 @@ class Stages:
         if self.run.cohort.is_dir():
             _ = self.cohort
         self.run.check_written(stage)
+        BestCheckpoints(self.run, stage).remove()  # a process that was killed just after the stage left them
         if stage not in self._seen:
             self.engine.say(f"{stage}: already done")
         self._seen.add(stage)

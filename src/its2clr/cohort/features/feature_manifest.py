@@ -11,6 +11,7 @@ from its2clr.cohort.manifest import BagTable, check_bags
 from its2clr.cohort.slides.slide_manifest import parse_scales
 from its2clr.cohort.tables import Problem, raise_problems, read_columns
 from its2clr.errors import InputError
+from its2clr.files import is_there
 from its2clr.units import MicronsPerPixel
 
 _OWN_COLUMNS = ("features", "file", "mpp", "path", "n_instances")
@@ -109,7 +110,7 @@ def _feature_files(folder: Path) -> dict[str, list[Path]]:
 
 def _file_of(bag_id: str, named: str, folder: Path, files: Mapping[str, Sequence[Path]]) -> Path:
     if named:
-        if not (folder / named).is_file():
+        if not is_there(folder / named):
             raise FeatureProblem(f"{folder / named}: there is no such feature file")
         return folder / named
     found = files.get(bag_id) or files.get(Path(bag_id).stem)

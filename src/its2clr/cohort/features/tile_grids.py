@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from its2clr.errors import InputError
+from its2clr.files import is_there
 from its2clr.hdf5 import open_hdf5
 from its2clr.units import (
     Level0Pixels,
@@ -241,7 +242,7 @@ def open_h5(path: Path) -> h5py.File:
     except InputError as error:
         raise FeatureProblem(str(error)) from error
     except OSError as error:
-        reason = "does not exist" if not path.exists() else f"is damaged or no HDF5 file ({error})"
+        reason = "does not exist" if not is_there(path) else f"is damaged or no HDF5 file ({error})"
         raise FeatureProblem(f"{path}: {reason}") from error
 
 

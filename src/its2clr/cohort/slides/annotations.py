@@ -9,7 +9,7 @@ from its2clr.cohort.slides.masks import is_tiff, mask_values, read_mask
 from its2clr.cohort.slides.shapes import EMPTY, Annotations, Shape, Shapes
 from its2clr.cohort.slides.xml_annotations import read_xml_annotations
 from its2clr.errors import InputError
-from its2clr.files import damage_said
+from its2clr.files import damage_said, is_there
 
 _FORMATS = "ASAP XML, ImageScope XML, GeoJSON, PNG or TIFF masks"
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
@@ -94,7 +94,7 @@ def _first_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             start = file.read(64)
     except OSError as error:
-        reason = "the file does not exist" if not path.exists() else f"cannot be read ({error.strerror})"
+        reason = "the file does not exist" if not is_there(path) else f"cannot be read ({error.strerror})"
         raise InputError(f"{path}: {reason}; give the annotations of the slide, or none") from error
     if not start:
         raise InputError(f"{path}: the file is empty; save the annotations again")

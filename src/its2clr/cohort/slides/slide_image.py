@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from PIL import Image
 
 from its2clr.errors import InputError
-from its2clr.files import damage_said
+from its2clr.files import damage_said, is_there
 from its2clr.units import Level0Pixels, Level0Size, MicronsPerPixel
 
 SMALLEST_MPP, LARGEST_MPP = MicronsPerPixel(0.05), MicronsPerPixel(10.0)
@@ -111,7 +111,7 @@ def _check_file(path: Path) -> None:
         with path.open("rb") as file:
             file.read(1)
     except OSError as error:
-        reason = "the file does not exist" if not path.exists() else f"cannot be read ({error.strerror})"
+        reason = "the file does not exist" if not is_there(path) else f"cannot be read ({error.strerror})"
         raise SlideProblem(reason) from error
 
 

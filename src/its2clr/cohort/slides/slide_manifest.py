@@ -13,6 +13,7 @@ from its2clr.cohort.slides.slide_files import find_slides
 from its2clr.cohort.slides.slide_image import LARGEST_MPP, SMALLEST_MPP, is_possible
 from its2clr.cohort.tables import UNKNOWN_LABEL, Problem, at_row, column_cells, raise_problems, read_columns
 from its2clr.errors import InputError
+from its2clr.files import is_there
 from its2clr.units import MicronsPerPixel
 
 _OWN_COLUMNS = ("file", "mpp", "annotation", "n_instances", "path")
@@ -194,7 +195,7 @@ def _list_slides(
             )
         )
     # single missing slides are left out when tiling; if there are none at all, the folder is wrong
-    if slides and all(names) and not any(slide.file.exists() for slide in slides):
+    if slides and all(names) and not any(is_there(slide.file) for slide in slides):
         message = f"none of the files exist, the first would be {slides[0].file}; is the folder of slides right?"
         problems.append(Problem(at_row(path, slides[0].row), message))
     return tuple(slides)
