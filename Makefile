@@ -40,6 +40,7 @@ mutation: $(READY) ## which small changes of the method's source no test notices
 	$(BIN)/python tests/mutation.py --share $(or $(SHARE),0.1)
 
 campaign: $(READY) ## attack every command for MINUTES: kills, damaged inputs, full disks, stale caches, failing processes, the viewer
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris==3.0.0 || echo "no Atheris here: inputs are not guided"
 	$(BIN)/python -m tests.campaign --minutes $(or $(MINUTES),60)
 
 lock: ## exact versions of a fresh install of the ranges in pyproject.toml

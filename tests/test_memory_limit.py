@@ -22,7 +22,7 @@ try:
     while True:
         held.append(mmap.mmap(-1, 2**20))
 except OSError:
-    del held[:2]  # room for the small arrays below, far too little for a buffer of OpenBLAS
+    del held[:16]  # room for the small arrays below, too little for a buffer of OpenBLAS, which takes 32 MiB
 lapack.dpotrf(np.eye(8))
 small = np.ones((200, 20)) @ np.ones((20, 200))
 print("done")

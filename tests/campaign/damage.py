@@ -1,7 +1,8 @@
 """Damaged inputs: many through the readers, and whole cohorts, runs and models with damage through the commands.
 
 Every input is drawn from a seed. A reader must read it, or raise the one error that is meant for it. A command must end
-with exit code 0, or with one line and exit code 2.
+with exit code 0, or with one line and exit code 2. Readers get bytes changed at random, documents with odd values in
+them (Hypothesis), and bytes that reach new lines of ours (Atheris).
 """
 
 import json
@@ -9,19 +10,24 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.campaign import guided, structured
 from tests.campaign.bombs import bombs
 from tests.campaign.inputs import mutations
 from tests.campaign.kinds import Kind, kinds
 from tests.campaign.machine import HANG_SECONDS, MOST_MEMORY, draw_of, fork, its2clr, outside
 from tests.campaign.places import Places
 from tests.campaign.tally import Clock, Part
+from tests.end_to_end.commands import ROOT, environment
 
 AT_ONCE = 100
 """Inputs of a kind that one process reads."""
+GUIDED_SECONDS = 20
+"""That Atheris has for a kind at a time."""
 SHARE_OF_READERS = 0.5
 """Of the time; the rest goes to commands."""
 
@@ -33,14 +39,22 @@ def inputs(places: Places, part: Part, clock: Clock, seed: int, *, short: bool =
     if short:
         for name, kind in known.items():
             read_many(name, kind, places, part, seed, count=8)
+        for name in ("cohort: table", "run: config", "annotations, GeoJSON"):
+            read_odd(name, known[name], places, part, seed, count=12)
         for command in (images, features, models):
             command(places, part, draw_of(seed, command.__name__))
         return
+    if not guided.installed():
+        part.notes["atheris"] = "not installed: no guided inputs"
     number, reading = 0, 0.0
     while True:
         begun = time.monotonic()
         for name, kind in known.items():
             read_many(name, kind, places, part, seed + 1000 * number)
+            if kind.file.rpartition(".")[2] in structured.FORMS:
+                read_odd(name, kind, places, part, seed + 1000 * number)
+        if guided.installed():
+            read_guided(guided.KINDS[number % len(guided.KINDS)], places, part, seed + number)
         reading += time.monotonic() - begun
         while reading > 0 and (clock.passed() - reading) < reading * (1 / SHARE_OF_READERS - 1):
             for place, command in enumerate(COMMANDS):
@@ -54,7 +68,35 @@ def inputs(places: Places, part: Part, clock: Clock, seed: int, *, short: bool =
 
 
 def read_many(name: str, kind: Kind, places: Places, part: Part, seed: int, count: int = AT_ONCE) -> None:
-    """Read damaged files of one kind in a process of its own."""
+    """Read files of one kind with bytes changed at random."""
+
+    def feed(whole: bytes, read: Callable[[bytes], None]) -> None:
+        for number, content in enumerate(mutations(whole, count, seed)):
+            print(f"input {number} of seed {seed}", flush=True)
+            read(content)
+
+    _read_all(f"read {name}", kind, feed, places, part, seed, count)
+
+
+def read_odd(name: str, kind: Kind, places: Places, part: Part, seed: int, count: int = AT_ONCE) -> None:
+    """Read files of one kind with odd values in them."""
+
+    def feed(whole: bytes, read: Callable[[bytes], None]) -> None:
+        structured.feed(kind.file, whole, count, seed, read)
+
+    _read_all(f"read odd {name}", kind, feed, places, part, seed, 20 * count)  # shrinking reads many more
+
+
+def _read_all(
+    what: str,
+    kind: Kind,
+    feed: Callable[[bytes, Callable[[bytes], None]], None],
+    places: Places,
+    part: Part,
+    seed: int,
+    most: int,
+) -> None:
+    """Read all that is fed, in a process of its own."""
     folder = places.new("read")
     counted = folder / "counted.json"
 
@@ -65,11 +107,11 @@ def read_many(name: str, kind: Kind, places: Places, part: Part, seed: int, coun
         kind.make(path)
         whole = path.read_bytes()
         signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a library that never comes back hears nothing else
-        for number, content in enumerate(mutations(whole, count, seed)):
+
+        def read(content: bytes) -> None:
             path.write_bytes(content)
             begun = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
-            print(f"input {number} of seed {seed}", flush=True)
             try:
                 kind.read(path)
                 found["read"] += 1
@@ -78,12 +120,13 @@ def read_many(name: str, kind: Kind, places: Places, part: Part, seed: int, coun
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 found["seconds"] = max(found["seconds"], time.process_time() - begun)
+
+        feed(whole, read)
         counted.write_text(json.dumps(found))
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return 0 if used <= MOST_MEMORY else 3
 
-    ended = fork(work, folder, limit=count * HANG_SECONDS)
-    what = f"read {name}"
+    ended = fork(work, folder, limit=most * HANG_SECONDS)
     found = json.loads(counted.read_text()) if counted.is_file() else {"read": 0, "refused": 1, "seconds": 0.0}
     part.tried(what, found["read"] + found["refused"])
     complaint = ended.complaint()
@@ -92,6 +135,17 @@ def read_many(name: str, kind: Kind, places: Places, part: Part, seed: int, coun
     part.peak, part.slowest = max(part.peak, ended.peak), max(part.slowest, found["seconds"])
     if complaint is not None:
         part.failed(f"{what} (seed {seed})", complaint)
+
+
+def read_guided(name: str, places: Places, part: Part, seed: int) -> None:
+    """Let Atheris look for bytes that a reader trips over; it counts, and sees hangs and memory, by itself."""
+    words = guided.words(name, GUIDED_SECONDS, seed)
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    runs = guided.RUNS.search(done.stderr)
+    part.tried(f"guided {name}", int(runs[1]) if runs else 1)
+    if done.returncode:
+        how = {70: "hung", 71: "took more than 4 GB"}.get(done.returncode, "traceback")
+        part.failed(f"guided {name} (seed {seed})", f"{how}: {(done.stdout + done.stderr)[-1500:]}")
 
 
 def _damaged(path: Path, draw: random.Random) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from its2clr.aggregators import create_aggregator
 from its2clr.cohort import Cohort, decode, read_tiles
 from its2clr.cohort.features.layouts import read_foreign_features, read_header
 from its2clr.cohort.features.tile_grids import FeatureProblem
@@ -17,6 +18,7 @@ from its2clr.cohort.image_files import ImageProblem, prepare_image
 from its2clr.cohort.manifest import read_manifest
 from its2clr.cohort.slides.annotations import read_annotations
 from its2clr.cohort.slides.slide_image import SlideProblem, open_slide
+from its2clr.encoders.encoder import create_encoder, create_projector
 from its2clr.encoders.weight_files import read_weights
 from its2clr.engine.checkpoint import load_checkpoint, save_checkpoint
 from its2clr.errors import InputError
@@ -24,7 +26,7 @@ from its2clr.files import read_json
 from its2clr.predict.model_file import load_model
 from its2clr.run.saved import read_run_config
 from its2clr.run.scores import RunScores
-from its2clr.settings import read_recipe
+from its2clr.settings import read_recipe, resolve_config
 from its2clr.tune.space import read_space
 from tests.campaign.inputs import geojson
 from tests.cohort.feature_files import clam, grid, stamp, trident
@@ -42,7 +44,7 @@ encoder: {name: resnet18, options: {channels: [8, 8, 16, 16]}}
 pretrain:
   epochs: 2
   views: {jitter_probability: 0.5}
-refine: {epochs: 4, threshold: 0.3, temperature: 0.2}
+refine: {epochs: 20, threshold: 0.3, temperature: 0.2}
 """
 
 
@@ -137,6 +139,13 @@ def _tiles(path: Path) -> None:
         decode(tiles.encoded(number))
 
 
+def _use_settings(path: Path) -> None:
+    config = resolve_config(path)
+    encoder = create_encoder(config.encoder)
+    create_projector(encoder.feature_dim, config.projector)
+    create_aggregator(config.aggregator.name, encoder.feature_dim, **config.aggregator.options)
+
+
 def _mask(path: Path) -> None:
     Image.fromarray(np.kron(np.eye(6, dtype=np.uint8), np.ones((8, 8), dtype=np.uint8)) * 255).save(path)
 
@@ -169,6 +178,7 @@ def kinds(run: Path | None = None, cohort: Path | None = None) -> dict[str, Kind
         "annotations, mask": Kind("m.png", _mask, lambda path: read_annotations(path, 2.0)),
         "manifest": Kind("bags.csv", _manifest, read_manifest),
         "recipe": Kind("a.yaml", lambda path: path.write_text(RECIPE), read_recipe),
+        "settings": Kind("a.yaml", lambda path: path.write_text(RECIPE), _use_settings),
         "search space": Kind(
             "space.yaml", lambda path: path.write_text("refine.temperature: {low: 0.07, high: 0.5}\n"), read_space
         ),
