@@ -153,6 +153,35 @@ def test_strata_keep_their_sizes():
     assert len(np.unique(seen[0], axis=0)) > 1
 
 
+def test_bags_of_a_group_are_drawn_together_and_groups_of_one_label_stay_as_many():
+    labels = np.array([0, 1, 0, 1, 1, 0, 1, 0])
+    groups = np.array(["p", "p", "a", "q", "q", "b", "r", "c"])  # p is of both labels, q and r of 1, a, b and c of 0
+    seen = []
+    bootstrap_interval(
+        lambda weights: seen.append(weights) or np.zeros(len(weights)), labels, resamples=50, groups=groups
+    )
+    drawn = seen[0]
+    np.testing.assert_array_equal(drawn[:, 0], 1)  # the only one of its stratum
+    np.testing.assert_array_equal(drawn[:, 0], drawn[:, 1])
+    np.testing.assert_array_equal(drawn[:, 3], drawn[:, 4])
+    np.testing.assert_array_equal(drawn[:, 3] + drawn[:, 6], 2)
+    np.testing.assert_array_equal(drawn[:, [2, 5, 7]].sum(axis=1), 3)
+    assert len(np.unique(drawn, axis=0)) > 3
+
+
+def test_groups_of_one_bag_change_nothing_and_large_ones_widen_the_interval():
+    labels, scores, _ = some_instances(0, 60, 3, sizes=(1, 2))
+    labels = np.where(labels < 0, 0, labels)
+    alone = bag_metric_intervals(labels, scores, [0.5] * 3, resamples=200)
+    assert alone == bag_metric_intervals(labels, scores, [0.5] * 3, resamples=200, groups=np.arange(len(labels))[::-1])
+    generator = np.random.default_rng(0)
+    of_bag = np.repeat(np.arange(20), 20)
+    labels = of_bag % 2
+    scores = labels + generator.normal(size=20)[of_bag] + generator.normal(0, 0.1, 400)
+    (low, high), (least, most) = (bag_metric_intervals(labels, scores, groups=one)["auc"] for one in (None, of_bag))
+    assert most - least > 2 * (high - low)
+
+
 def zeros(weights):
     return np.zeros(len(weights))
 
@@ -164,6 +193,7 @@ def zeros(weights):
         (lambda: bootstrap_interval(zeros, [[0, 1]]), r"strata of shape \(1, 2\)"),
         (lambda: bootstrap_interval(zeros, [0, 1], level=1.0), "level=1.0"),
         (lambda: bootstrap_interval(zeros, [0, 1], resamples=0), "resamples=0"),
+        (lambda: bootstrap_interval(zeros, [0, 1], groups=["a"]), "a group for each of 2 bags"),
         (lambda: bootstrap_interval(lambda weights: zeros(weights) * np.nan, [0, 1]), "got 0 in 20 rounds"),
         (lambda: instance_auc_interval([0, -1], [0.1, 0.2], [0, 2]), "both classes"),
         (lambda: instance_auc_interval([0, 1], [[0.1, 0.2, 0.3]], [0, 2]), r"or \(retrainings, 2\), got \(1, 3\)"),

@@ -102,7 +102,13 @@ def bag_metrics(labels: ArrayLike, scores: ArrayLike, threshold: float | None = 
 
 
 def bag_metric_intervals(
-    labels: ArrayLike, scores: ArrayLike, thresholds: ArrayLike | None = None, *, resamples: int = 1000, seed: int = 0
+    labels: ArrayLike,
+    scores: ArrayLike,
+    thresholds: ArrayLike | None = None,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+    groups: ArrayLike | None = None,
 ) -> dict[str, Interval]:
     """95% intervals of what `bag_metrics` gives, averaged over retrainings, all on the same resamples of bags.
 
@@ -114,19 +120,26 @@ def bag_metric_intervals(
         thresholds: (S,) that of each retraining. None: metrics of decisions are left out.
         resamples: How many resamples.
         seed: Seed of the draws.
+        groups: (n,) the bags of a group, such as a patient, are drawn together.
 
     Raises:
         InputError: As `bag_metrics`.
     """
     bag_labels, retrainings = _checked(labels, scores)
     return {
-        name: bootstrap_interval(statistic, bag_labels, resamples=resamples, seed=seed)
+        name: bootstrap_interval(statistic, bag_labels, resamples=resamples, seed=seed, groups=groups)
         for name, statistic in _statistics(bag_labels, retrainings, thresholds).items()
     }
 
 
 def bag_auc_difference(
-    labels: ArrayLike, scores: ArrayLike, others: ArrayLike, *, resamples: int = 1000, seed: int = 0
+    labels: ArrayLike,
+    scores: ArrayLike,
+    others: ArrayLike,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+    groups: ArrayLike | None = None,
 ) -> tuple[float, Interval]:
     """The bag AUC of one model less that of another, and its 95% interval, both on the same resamples of bags.
 
@@ -138,6 +151,7 @@ def bag_auc_difference(
         others: The other model's, of as many retrainings as it has.
         resamples: How many resamples.
         seed: Seed of the draws.
+        groups: (n,) the bags of a group, such as a patient, are drawn together.
 
     Raises:
         InputError: As `bag_metrics`.
@@ -149,7 +163,7 @@ def bag_auc_difference(
     def difference(weights: Weights) -> Numbers:
         return auc(weights) - other_auc(weights)
 
-    interval = bootstrap_interval(difference, bag_labels, resamples=resamples, seed=seed)
+    interval = bootstrap_interval(difference, bag_labels, resamples=resamples, seed=seed, groups=groups)
     return float(difference(_once(bag_labels))[0]), interval
 
 

@@ -77,6 +77,7 @@ def instance_auc_interval(
     *,
     resamples: int = 1000,
     seed: int = 0,
+    groups: ArrayLike | None = None,
 ) -> Interval:
     """95% interval of the instance AUC, averaged over retrainings: bags are drawn with all their instances.
 
@@ -88,6 +89,7 @@ def instance_auc_interval(
         offsets: (bags + 1,): bag b holds instances offsets[b] to offsets[b + 1].
         resamples: How many resamples.
         seed: Seed of the draws.
+        groups: (bags,) the bags of a group, such as a patient, are drawn together.
 
     Raises:
         InputError: As `instance_metrics`, or if the offsets do not cover all instances.
@@ -105,6 +107,7 @@ def instance_auc_interval(
         np.bincount(bags, weights=labels, minlength=n_bags) > 0,
         resamples=resamples,
         seed=seed,
+        groups=groups,
     )
 
 

@@ -1,11 +1,12 @@
 """How far a metric can be trusted: its deviation over retrainings, and its bootstrap interval over bags.
 
-Bags are resampled, never instances: bags are independent, the instances of one bag are not. A resample is a row of
-weights, how often each bag was drawn, so metrics are functions of weights and sort the scores once for all resamples.
+Groups of bags, such as patients, are resampled, never instances or single bags of a group: groups are independent, what
+is in them is not. A resample is a row of weights, how often each bag was drawn, so metrics are functions of weights and
+sort the scores once for all resamples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,16 +63,19 @@ def bootstrap_interval(
     resamples: int = 1000,
     level: float = 0.95,
     seed: int = 0,
+    groups: ArrayLike | None = None,
 ) -> Interval:
-    """Percentile interval of a statistic over resamples of bags.
+    """Percentile interval of a statistic over resamples of bags, or of groups of bags.
 
     Args:
         statistic: Takes (R, bags) weights, how often each of R resamples drew each bag, and gives (R,) numbers. Where
             it gives nan (not defined, such as an AUC of one class), the resample is drawn again.
-        strata: (bags,) usually the bag labels: every resample holds as many bags of each stratum as there are.
+        strata: (bags,) usually the bag labels: every resample holds as many bags of each stratum as there are. With
+            groups it holds as many groups of one stratum alone as there are, and as many of several strata.
         resamples: How many resamples.
         level: Share of resamples within the interval.
         seed: Seed of the draws.
+        groups: (bags,) the bags of a group, such as a patient, are drawn together; None: each bag by itself.
 
     Raises:
         InputError: If a setting is out of range, or the statistic is undefined on nearly all resamples.
@@ -82,11 +86,13 @@ def bootstrap_interval(
             "bootstrap: expected one stratum per bag, resamples >= 1 and 0 < level < 1, "
             f"got strata of shape {values.shape}, resamples={resamples}, level={level}"
         )
-    groups = [np.flatnonzero(values == value) for value in np.unique(values)]
+    group_of_bag = np.arange(values.size) if groups is None else _numbered(groups, values.size)
+    of_group = _strata_of_groups(values, group_of_bag)
+    members = [np.flatnonzero(of_group == value) for value in np.unique(of_group)]
     generator = np.random.default_rng(seed)
     found = np.empty(0)
     for _ in range(_ROUNDS):
-        fresh = statistic(_draw(generator, groups, resamples - found.size))
+        fresh = statistic(_draw(generator, members, resamples - found.size)[:, group_of_bag])
         found = np.concatenate([found, fresh[~np.isnan(fresh)]])
         if found.size == resamples:
             low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
@@ -142,13 +148,34 @@ def divided(numbers: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np
     return result
 
 
-def _draw(generator: np.random.Generator, groups: list[NDArray[np.int64]], count: int) -> Weights:
-    """Weights of `count` resamples, drawn with replacement, as many bags from each group as it has."""
-    chosen = [group[generator.integers(group.size, size=(count, group.size))] for group in groups]
+def _numbered(groups: ArrayLike, n_bags: int) -> NDArray[np.int64]:
+    """(bags,) the number of each bag's group, counted in the order of the bags."""
+    given = np.asarray(groups)
+    if given.shape != (n_bags,):
+        raise InputError(f"bootstrap: expected a group for each of {n_bags} bags, got groups of shape {given.shape}")
+    _, first, place = np.unique(given, return_index=True, return_inverse=True)
+    number: NDArray[np.int64] = np.argsort(np.argsort(first))
+    return number[place]
+
+
+def _strata_of_groups(strata: NDArray[Any], group_of_bag: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(groups,) a number for each set of strata that a group's bags have, those of one stratum first."""
+    values, of_bag = np.unique(strata, return_inverse=True)
+    held = np.zeros((group_of_bag.max() + 1, values.size), dtype=bool)
+    held[group_of_bag, of_bag] = True
+    alone = held.sum(axis=1) == 1
+    _, kind = np.unique(held, axis=0, return_inverse=True)
+    found: NDArray[np.int64] = np.where(alone, held.argmax(axis=1), values.size + kind.reshape(-1))
+    return found
+
+
+def _draw(generator: np.random.Generator, strata: list[NDArray[np.int64]], count: int) -> Weights:
+    """Weights of `count` resamples, drawn with replacement, as many from each stratum as it has."""
+    chosen = [members[generator.integers(members.size, size=(count, members.size))] for members in strata]
     drawn = np.concatenate(chosen, axis=1)
-    n_bags = drawn.shape[1]
-    cells = drawn + n_bags * np.arange(count)[:, None]
-    return np.bincount(cells.ravel(), minlength=count * n_bags).reshape(count, n_bags).astype(np.float64)
+    held = drawn.shape[1]
+    cells = drawn + held * np.arange(count)[:, None]
+    return np.bincount(cells.ravel(), minlength=count * held).reshape(count, held).astype(np.float64)
 
 
 def _summary(values: list[float]) -> Summary:

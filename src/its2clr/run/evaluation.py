@@ -140,6 +140,7 @@ def _measure_models(
             scores[start]["test"].bags,
             resamples=resamples,
             seed=seed,
+            groups=test.bags["group"],
         )
         results["comparison"] = {"bag_auc_difference": difference, "bag_auc_difference_interval": list(interval)}
     return results
@@ -163,7 +164,8 @@ def measure(
             for one, threshold in zip(scores.bags, thresholds, strict=True)
         ]
     )
-    intervals = bag_metric_intervals(labels, scores.bags, thresholds, resamples=resamples, seed=seed)
+    groups = cohort.bags["group"]
+    intervals = bag_metric_intervals(labels, scores.bags, thresholds, resamples=resamples, seed=seed, groups=groups)
     found: dict[str, Any] = {
         "bag_auc": bag["auc"]["mean"],
         "bag_auc_std": bag["auc"]["std"],
@@ -183,7 +185,9 @@ def measure(
                 for one, reference in zip(scores.instances, references, strict=True)
             ]
         )
-        interval = instance_auc_interval(truth, scores.instances, cohort.offsets(), resamples=resamples, seed=seed)
+        interval = instance_auc_interval(
+            truth, scores.instances, cohort.offsets(), resamples=resamples, seed=seed, groups=groups
+        )
         found |= {
             "instance_auc": instance["auc"]["mean"],
             "instance_auc_std": instance["auc"]["std"],
