@@ -306,7 +306,12 @@ class ItS2CLR:
 
         if self._deployed is not None:
             model, engine = self._deployed
-            return represent_bags(model, bags, engine)
+            if len(model.members) > 1:
+                raise InputError(
+                    f"{self.run}: holds the encoders of {len(model.members)} folds, and features are of one encoder; "
+                    "take the run of a fold"
+                )
+            return [features for (features,) in represent_bags(model, bags, engine)]
         return [self._stages.represent(self._stages.usual_encoder(), bags)]
 
     def _scores(self, bags: Cohort) -> Any:

@@ -184,7 +184,7 @@ def test_a_model_of_torchmil_beside_the_runs_own(run: Path, tmp_path: Path) -> N
     assert results["start"]["aggregators"]["torchmil:ABMIL"]["bag_auc"] > 0.8
     call("map", copy, "--bag", "bag-07", "--model", "start+torchmil:ABMIL", "--full-scale")
     model = load_model(export_model(copy, tmp_path / "abmil.its2clr", Model("start", "torchmil:ABMIL")))
-    assert model.aggregators.name == "torchmil:ABMIL"
+    assert model.members[0].aggregators.name == "torchmil:ABMIL"
     predicted = predict(model, copy / "cohort", tmp_path / "found", quiet=True)
     wanted = pd.read_csv(copy / "bag_predictions.csv").query("aggregator == 'torchmil:ABMIL'").set_index("bag_id")
     found = predicted.bags.set_index("bag_id")["probability"]

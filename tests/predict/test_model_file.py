@@ -20,9 +20,9 @@ from its2clr.encoders.weights import load_network
 from its2clr.engine.checkpoint import load_checkpoint, save_checkpoint
 from its2clr.errors import InputError
 from its2clr.predict.calibration import fit_calibration
-from its2clr.predict.inference import open_for_prediction
+from its2clr.predict.inference import open_for_prediction, score_bags
 from its2clr.predict.inputs import sort_inputs
-from its2clr.predict.model_file import load_model, save_model
+from its2clr.predict.model_file import MemberPart, join_model, load_model, save_model
 from its2clr.predict.model_of_run import export_model, model_of_run, open_model
 from its2clr.predict.tiling import Tiling
 from its2clr.run.names import encoder_file
@@ -61,15 +61,58 @@ def test_it_holds_the_runs_weights_and_equal_models_give_equal_bytes(model_file,
     assert export_model(evaluated_run, tmp_path / "anew.its2clr").read_bytes() == model_file.read_bytes()
     made = model_of_run(evaluated_run)
     assert made.fingerprint == loaded.fingerprint
-    for name, tensor in made.encoder.state_dict().items():
-        assert torch.equal(tensor, loaded.encoder.state_dict()[name])
-    assert loaded.aggregators.seeds == made.aggregators.seeds
-    assert len(loaded.aggregators.seeds) == 2
-    for name, tensor in made.aggregators.state.items():
-        assert torch.equal(tensor, loaded.aggregators.state[name])
+    for name, tensor in made.members[0].encoder.state_dict().items():
+        assert torch.equal(tensor, loaded.members[0].encoder.state_dict()[name])
+    assert loaded.members[0].aggregators.seeds == made.members[0].aggregators.seeds
+    assert len(loaded.members[0].aggregators.seeds) == 2
+    for name, tensor in made.members[0].aggregators.state.items():
+        assert torch.equal(tensor, loaded.members[0].aggregators.state[name])
     other = model_of_run(evaluated_run, Model("start", "dsmil"))
     assert other.description.method == "SimCLR"
     assert other.fingerprint != made.fingerprint
+
+
+def test_a_model_of_several_predicts_their_mean(evaluated_run, tmp_path):
+    single = [model_of_run(evaluated_run, Model(encoder, "dsmil")) for encoder in ("start", "refined")]
+    several = join_model(
+        single[0].description.model_copy(
+            update={"more": (MemberPart(**single[1].description.model_dump(include={"encoder", "aggregator"})),)}
+        ),
+        single[0].members[0],
+        single[1].members[0],
+    )
+    path = save_model(several, tmp_path / "model.its2clr")
+    assert json.loads(zipfile.ZipFile(path).read("model.json"))["format"] == 2
+    loaded = load_model(path)
+    cohort = Cohort.open(RunScores(evaluated_run).cohort_path).split("test")
+    scores = []
+    for model in (*single, loaded):
+        opened, engine = open_for_prediction(model, ["engine.accelerator=cpu"], quiet=True)
+        scores.append(score_bags(opened, cohort, engine))
+    np.testing.assert_allclose(
+        scores[2].bag_probability, (scores[0].bag_probability + scores[1].bag_probability) / 2, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        scores[2].instance_probability,
+        (scores[0].instance_probability + scores[1].instance_probability) / 2,
+        rtol=1e-12,
+    )
+    assert np.abs(scores[0].bag_probability - scores[1].bag_probability).max() > 1e-3
+    with pytest.raises(InputError, match="encoders of 2 folds, and features are of one encoder"):
+        ItS2CLR.from_model(path, verbose=False).transform(cohort)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    for left_out in ("encoder-2.safetensors", "aggregators-2.safetensors"):
+        some = {name: content for name, content in parts.items() if name != left_out}
+        with pytest.raises(InputError, match="describes other files of weights than there are"):
+            load_model(write(tmp_path / "some.its2clr", some))
+    swapped = {**parts, "aggregators-2.safetensors": parts["aggregators.safetensors"]}
+    with pytest.raises(InputError, match=r"aggregators-2.safetensors does not belong to its model.json"):
+        load_model(write(tmp_path / "swapped.its2clr", swapped))
+    foreign = json.loads(parts["model.json"])
+    foreign["more"][0]["encoder"]["pretrained"] = True
+    with pytest.raises(InputError, match="asks for weights from elsewhere"):
+        load_model(write(tmp_path / "foreign.its2clr", changed(parts, more=foreign["more"])))
 
 
 def test_it_is_a_plain_archive_of_json_and_safetensors(model_file, parts, evaluated_run):
@@ -77,7 +120,7 @@ def test_it_is_a_plain_archive_of_json_and_safetensors(model_file, parts, evalua
         assert archive.namelist() == list(PARTS)
         assert all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
     weights = load_tensors(parts["encoder.safetensors"])
-    assert set(weights) == set(load_model(model_file).encoder.state_dict())  # and no projector
+    assert set(weights) == set(load_model(model_file).members[0].encoder.state_dict())  # and no projector
     described = json.loads(parts["model.json"])
     assert described["format"] == 1
     assert described["tiling"] == {**described["tiling"], "kind": "slides", "tile_size": 32, "mpp": 1.0}
@@ -189,7 +232,7 @@ def test_what_is_no_model_is_refused(parts, tmp_path):
 def test_what_model_json_may_not_say(parts, tmp_path):
     path = tmp_path / "bad.its2clr"
     described = json.loads(parts["model.json"])
-    with pytest.raises(InputError, match=r"has format 99, this version .* reads 1; install the version"):
+    with pytest.raises(InputError, match=r"has format 99, this version .* reads up to 2; install the version"):
         load_model(write(path, changed(parts, format=99)))
     with pytest.raises(InputError, match="does not describe a model"):
         load_model(write(path, changed(parts, threshold="high")))
@@ -258,7 +301,7 @@ def test_a_description_of_a_huge_aggregator_takes_no_memory(parts, model_file, t
     aggregator = {**described["aggregator"], "feature_dim": 10**8}
     with pytest.raises(InputError, match=r"bad\.its2clr: .* far larger network; it was not built"):
         load_model(write(tmp_path / "bad.its2clr", changed(parts, aggregator=aggregator)))
-    trained = replace(load_model(model_file).aggregators, feature_dim=10**8)
+    trained = replace(load_model(model_file).members[0].aggregators, feature_dim=10**8)
     with pytest.raises(InputError, match=r"aggregators \(dsmil\): .* far larger"):
         trained.modules()
 
@@ -290,4 +333,4 @@ def test_a_missing_plugin_is_named(parts, tmp_path, monkeypatch):
     lines = ["from its2clr.aggregators.base import register", "from its2clr.aggregators.dsmil import DSMIL"]
     (tmp_path / "ours_of_model_file.py").write_text("\n".join([*lines, "register('ours')(type('Ours', (DSMIL,), {}))"]))
     model, _ = open_for_prediction(path, [f"plugins=[{tmp_path / 'ours_of_model_file.py'}]"], quiet=True)
-    assert model.aggregators.name == "ours"
+    assert model.members[0].aggregators.name == "ours"

@@ -63,7 +63,7 @@ def model_file(evaluated_run, tmp_path_factory):
 def with_tiling(model_file, tiling, path):
     """The same weights, as if they had been trained on other bags."""
     model = load_model(model_file)
-    other = join_model(model.description.model_copy(update={"tiling": tiling}), model.encoder, model.aggregators)
+    other = join_model(model.description.model_copy(update={"tiling": tiling}), *model.members)
     return save_model(other, path)
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 for _name in ("lightning.fabric", "lightning.pytorch"):  # they tell users of precisions and tensor cores
     logging.getLogger(_name).setLevel(logging.WARNING)
+warnings.filterwarnings("ignore", "The `srun` command is available")  # on the head node of a cluster this is meant
 
 COLLECTIVE_TIMEOUT = timedelta(days=2)
 """How long processes wait for each other; the first one trains aggregators while the others wait."""

@@ -51,7 +51,7 @@ def open_for_prediction(
 
 
 def score_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Scores:
-    """Scores of every retrained aggregator for the bags of a cohort, whose labels are not looked at.
+    """Scores of every retrained aggregator, of all folds, for the bags of a cohort, whose labels are not looked at.
 
     A bag's scores do not depend on the other bags.
 
@@ -60,15 +60,18 @@ def score_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Scores:
         cohort: Bags whose tiles fit the model.
         engine: Where to compute.
     """
-    found = [Scores.of(model.aggregators, features) for features in represent_bags(model, cohort, engine)]
+    found = [
+        [Scores.of(member.aggregators, features) for member, features in zip(model.members, of_members, strict=True)]
+        for of_members in represent_bags(model, cohort, engine)
+    ]
     return Scores(
-        np.concatenate([scores.bags for scores in found], axis=1),
-        np.concatenate([scores.instances for scores in found], axis=1),
+        np.concatenate([np.concatenate([one.bags for one in part]) for part in found], axis=1),
+        np.concatenate([np.concatenate([one.instances for one in part]) for part in found], axis=1),
     )
 
 
-def represent_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Iterator[BagFeatures]:
-    """A model's features of the bags of a cohort, part after part, in the order of the bags.
+def represent_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Iterator[list[BagFeatures]]:
+    """Features of the bags of a cohort by each member of a model, part after part, in the order of the bags.
 
     Raises:
         InputError: The tiles have another size than the model's.
@@ -77,11 +80,15 @@ def represent_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Itera
     if misfit is not None:
         raise InputError(f"{cohort.path}: {misfit}")
     bars = ProgressBar(enabled=engine.bars.enabled, console=engine.bars.console)
-    with bars.start("predict", cohort.n_instances, "tiles") as progress, _silent(engine):
-        encoder = model.encoder.to(engine.device)
+    total = cohort.n_instances * len(model.members)
+    with bars.start("predict", total, "tiles") as progress, _silent(engine):
+        encoders = [member.encoder.to(engine.device) for member in model.members]
         for part, tiles in _decoded(cohort.without_labels(), engine):
-            features = extract_features(encoder, tiles, engine, engine.extract_batch_size, progress)
-            yield BagFeatures(features, torch.from_numpy(part.offsets()))
+            offsets = torch.from_numpy(part.offsets())
+            yield [
+                BagFeatures(extract_features(encoder, tiles, engine, engine.extract_batch_size, progress), offsets)
+                for encoder in encoders
+            ]
 
 
 def bag_groups(cohort: Cohort, group_bytes: int) -> list[Cohort]:

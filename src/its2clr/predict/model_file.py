@@ -5,13 +5,17 @@ model.json                 what it is: format, encoder, aggregators, tiling, cal
 encoder.safetensors        weights of the encoder; the projector is for training only and left out
 aggregators.safetensors    weights of every retrained aggregator, stacked; the prediction is the mean of theirs
 ```
+
+A model of several folds holds `encoder-2.safetensors` and `aggregators-2.safetensors`, and so on, beside them; its
+prediction is the mean over all.
 """
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
@@ -33,7 +37,8 @@ from its2clr.run.decisions import USUAL_INSTANCE_THRESHOLD, Thresholds
 from its2clr.version import __version__
 
 MODEL_FILE = "model.its2clr"
-FORMAT = 1
+FORMAT, FORMAT_OF_SEVERAL = 1, 2
+MOST_MEMBERS = 20
 _JSON, _ENCODER, _AGGREGATORS = "model.json", "encoder.safetensors", "aggregators.safetensors"
 _ADVICE = "copy it again, or make it anew with `its2clr evaluate RUN`"
 
@@ -53,6 +58,13 @@ class AggregatorPart(_Part):
     best_epoch: tuple[int, ...]
 
 
+class MemberPart(_Part):
+    """One of the further pairs in a model of several, without its weights."""
+
+    encoder: EncoderConfig
+    aggregator: AggregatorPart
+
+
 class ModelDescription(_Part):
     """What `model.json` holds."""
 
@@ -63,6 +75,9 @@ class ModelDescription(_Part):
     encoder_name: str = Field(description="which encoder of the run: refined, end_to_end or start")
     encoder: EncoderConfig = Field(description="how to build the encoder")
     aggregator: AggregatorPart = Field(description="the aggregators whose mean is the prediction")
+    more: tuple[MemberPart, ...] = Field(
+        default=(), max_length=MOST_MEMBERS - 1, description="further encoders with their aggregators, of other folds"
+    )
     plugins: tuple[str, ...] = Field(default=(), description="files or modules that the run imported")
     precision: Literal["auto", "32-true", "bf16-mixed"] = Field("auto", description="engine.precision of the run")
     tiling: Tiling = Field(description="what bags it takes, and how they become tiles")
@@ -79,19 +94,24 @@ class ModelDescription(_Part):
     sha256: dict[str, str] = Field(default_factory=dict, description="of the files of weights")
 
 
+class Member(NamedTuple):
+    """What turns tiles into scores: a feature extractor, and aggregators trained on its features."""
+
+    encoder: Encoder
+    aggregators: TrainedAggregators
+
+
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
     """A model that can predict; make one with `load_model` or from a run with `model_of_run`.
 
     Attributes:
         description: What `model.json` holds.
-        encoder: The feature extractor.
-        aggregators: The trained aggregators.
+        members: Whose mean is the prediction; one, or one per fold.
     """
 
     description: ModelDescription
-    encoder: Encoder
-    aggregators: TrainedAggregators
+    members: tuple[Member, ...]
 
     @property
     def calibration(self) -> Calibration:
@@ -114,23 +134,36 @@ class TrainedModel:
         return hashlib.sha256(_encoded(self.description)).hexdigest()[:16]
 
 
-def join_model(description: ModelDescription, encoder: Encoder, aggregators: TrainedAggregators) -> TrainedModel:
+def join_model(description: ModelDescription, *members: Member) -> TrainedModel:
     """Put a model together; its description then names the weights it belongs to."""
-    weights = {_ENCODER: _weights(encoder.state_dict()), _AGGREGATORS: _weights(dict(aggregators.state))}
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in weights.items()}
-    return TrainedModel(description.model_copy(update={"sha256": digests}), encoder, aggregators)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in _parts(members).items()}
+    version = FORMAT if len(members) == 1 else FORMAT_OF_SEVERAL
+    return TrainedModel(description.model_copy(update={"sha256": digests, "format": version}), members)
 
 
 def save_model(model: TrainedModel, path: str | Path) -> Path:
     """Write a model file; it appears whole, and equal models give equal bytes."""
     path = Path(path)
-    parts = {
-        _JSON: _encoded(model.description),
-        _ENCODER: _weights(model.encoder.state_dict()),
-        _AGGREGATORS: _weights(dict(model.aggregators.state)),
-    }
-    write_archive(path, parts)
+    write_archive(path, {_JSON: _encoded(model.description), **_parts(model.members)})
     return path
+
+
+def _parts(members: Sequence[Member]) -> dict[str, bytes]:
+    """The files of weights."""
+    return {
+        name: _weights(state)
+        for number, member in enumerate(members, start=1)
+        for name, state in zip(
+            _names(number), (member.encoder.state_dict(), dict(member.aggregators.state)), strict=True
+        )
+    }
+
+
+def _names(number: int) -> tuple[str, str]:
+    """Names of the files of a member's weights."""
+    if number == 1:
+        return _ENCODER, _AGGREGATORS
+    return f"encoder-{number}.safetensors", f"aggregators-{number}.safetensors"
 
 
 def load_model(path: str | Path) -> TrainedModel:
@@ -142,21 +175,32 @@ def load_model(path: str | Path) -> TrainedModel:
         InputError: If it is missing, damaged, of a newer format, or needs a plugin that is not imported.
     """
     path = Path(path)
-    parts = read_archive(path, (_JSON, _ENCODER, _AGGREGATORS), _ADVICE)
+    more = tuple(name for number in range(2, MOST_MEMBERS + 1) for name in _names(number))
+    parts = read_archive(path, (_JSON, *_names(1)), _ADVICE, more)
     description = _described(parts[_JSON], path)
-    for name in (_ENCODER, _AGGREGATORS):
+    described = (MemberPart(encoder=description.encoder, aggregator=description.aggregator), *description.more)
+    wanted = {name for number in range(1, len(described) + 1) for name in _names(number)}
+    if wanted != set(parts) - {_JSON}:
+        raise InputError(f"{path}: model.json describes other files of weights than there are; {_ADVICE}")
+    for name in wanted:
         if hashlib.sha256(parts[name]).hexdigest() != description.sha256.get(name):
             raise InputError(f"{path}: {name} does not belong to its model.json; {_ADVICE}")
-    _require_aggregator(description, path)
-    tensors = _tensors(parts[_ENCODER], path)
-    with bounded_by(tensors, path):
-        encoder = create_encoder(description.encoder)
-    load_module(encoder, tensors, path)
-    return TrainedModel(description, encoder, _aggregators(description, _tensors(parts[_AGGREGATORS], path), path))
+    members = []
+    for number, part in enumerate(described, start=1):
+        encoder_weights, aggregator_weights = (_tensors(parts[name], path) for name in _names(number))
+        _require_aggregator(part.aggregator.name, description.plugins, path)
+        with bounded_by(encoder_weights, path):
+            encoder = create_encoder(part.encoder)
+        load_module(encoder, encoder_weights, path)
+        members.append(Member(encoder, _aggregators(part.aggregator, aggregator_weights, path)))
+    return TrainedModel(description, tuple(members))
 
 
 def _encoded(description: ModelDescription) -> bytes:
-    return (json.dumps(description.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n").encode()
+    unused = set() if description.more else {"more"}
+    return (
+        json.dumps(description.model_dump(mode="json", exclude=unused), indent=2, ensure_ascii=False) + "\n"
+    ).encode()
 
 
 def _described(content: bytes, path: Path) -> ModelDescription:
@@ -167,11 +211,11 @@ def _described(content: bytes, path: Path) -> ModelDescription:
     version = document.get("format") if isinstance(document, dict) else None
     if not isinstance(version, int):
         raise InputError(f"{path}: model.json does not say its format; {_ADVICE}")
-    if version != FORMAT:
+    if version not in (FORMAT, FORMAT_OF_SEVERAL):
         made = document.get("its2clr", "another version")
         raise InputError(
-            f"{path}: the model has format {version}, this version of its2clr ({__version__}) reads {FORMAT}; "
-            f"install the version it was made with ({made}) or a newer one"
+            f"{path}: the model has format {version}, this version of its2clr ({__version__}) reads up to "
+            f"{FORMAT_OF_SEVERAL}; install the version it was made with ({made}) or a newer one"
         )
     try:
         description = ModelDescription.model_validate(document)
@@ -180,26 +224,25 @@ def _described(content: bytes, path: Path) -> ModelDescription:
     except (ValidationError, InputError, TypeError) as error:
         first = str(error).partition("\n")[0]
         raise InputError(f"{path}: model.json does not describe a model ({first}); {_ADVICE}") from error
-    named = [option for option in FOREIGN_WEIGHTS if option in description.encoder.options]
-    if description.encoder.pretrained or description.encoder.weights is not None or named:
-        listed = ", ".join(named) or "pretrained"
-        raise InputError(f"{path}: model.json asks for weights from elsewhere ({listed}), which are never read")
+    for encoder in (description.encoder, *(member.encoder for member in description.more)):
+        named = [option for option in FOREIGN_WEIGHTS if option in encoder.options]
+        if encoder.pretrained or encoder.weights is not None or named:
+            listed = ", ".join(named) or "pretrained"
+            raise InputError(f"{path}: model.json asks for weights from elsewhere ({listed}), which are never read")
     return description
 
 
-def _require_aggregator(description: ModelDescription, path: Path) -> None:
-    name = description.aggregator.name
+def _require_aggregator(name: str, plugins: Sequence[str], path: Path) -> None:
     if name in aggregator_names() or name.startswith("torchmil:"):  # torchmil says itself what is missing
         return
     advice = "it was trained with another version of its2clr"
-    if description.plugins:
-        listed = ", ".join(description.plugins)
+    if plugins:
+        listed = ", ".join(plugins)
         advice = f"the run imported {listed}: give that here too, as --set plugins=[{listed}]"
     raise InputError(f"{path}: needs the aggregator {name!r}, which is not known here; {advice}")
 
 
-def _aggregators(description: ModelDescription, state: dict[str, Tensor], path: Path) -> TrainedAggregators:
-    part = description.aggregator
+def _aggregators(part: AggregatorPart, state: dict[str, Tensor], path: Path) -> TrainedAggregators:
     aggregators = TrainedAggregators(
         name=part.name,
         options=part.options,

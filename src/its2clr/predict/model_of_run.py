@@ -15,6 +15,7 @@ from its2clr.predict.calibration import fit_calibration
 from its2clr.predict.model_file import (
     MODEL_FILE,
     AggregatorPart,
+    Member,
     ModelDescription,
     TrainedModel,
     join_model,
@@ -109,7 +110,7 @@ def model_of_run(run: str | Path, model: Model | None = None) -> TrainedModel:
         | ({} if made_from is None else {"made_from": made_from}),
         seen=bag_hashes(scores.made_from),
     )
-    return join_model(description, encoder, aggregators)
+    return join_model(description, Member(encoder, aggregators))
 
 
 def _made_from(scores: RunScores, model: Model) -> dict[str, str] | None:
