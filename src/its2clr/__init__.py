@@ -7,11 +7,12 @@ from its2clr.version import __version__
 
 if TYPE_CHECKING:
     from its2clr.cohort import Cohort
+    from its2clr.crossval import cross_validate
     from its2clr.estimator import ItS2CLR
 
-__all__ = ["Cohort", "ItS2CLR", "__version__"]
+__all__ = ["Cohort", "ItS2CLR", "__version__", "cross_validate"]
 
-_HOMES = {"Cohort": "its2clr.cohort", "ItS2CLR": "its2clr.estimator"}
+_HOMES = {"Cohort": "its2clr.cohort", "ItS2CLR": "its2clr.estimator", "cross_validate": "its2clr.crossval"}
 
 
 def __getattr__(name: str) -> object:

@@ -75,13 +75,53 @@ def demo(
         say(f"maps of {len(bags)} test bags, positive ones first: {sheet}")
 
 
-@_of_a_run("runs/fit")
-def fit(stages: "Stages") -> None:
+def fit(
+    cohort: OptionalCohort = None,
+    run: RunOption = Path("runs/fit"),
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            help="Cross-validate: so many runs, each tested on other bags, so that every bag gets a score of a model "
+            "that has not seen it. The cohort's own splits are not used."
+        ),
+    ] = None,
+) -> None:
     """Run every stage: pretrain, aggregate, refine, aggregate, evaluate; and write OUT/report.html.
 
-    Example: `its2clr fit cohorts/mine --out runs/mine --recipe malaria-smears`
+    Example: `its2clr fit cohorts/mine --out runs/mine`
+
+    Cross-validation: `its2clr fit cohorts/mine --out runs/folds --folds 5`. Groups, such as patients, stay in one fold.
+    OUT/out_of_fold holds the scores, OUT/model.its2clr the models of all folds as one.
     """
-    _fit_and_evaluate(stages)
+    from its2clr.crossval.study import is_study
+
+    if folds is None and not is_study(run):
+        _fit_and_evaluate(_stages(cohort, run, recipe, settings))
+    else:
+        _cross_validate(run, cohort, folds, recipe, settings or [])
+
+
+def _cross_validate(out: Path, cohort: Path | None, folds: int | None, recipe: str | None, settings: list[str]) -> None:
+    from its2clr.crossval.page import PAGE_FILE, results_rows, summary
+    from its2clr.crossval.study import open_study
+    from its2clr.crossval.train import cross_validate
+    from its2clr.plugins import allow_named
+    from its2clr.predict.model_file import MODEL_FILE
+    from its2clr.predict.prediction_folder import OUT_OF_FOLD
+
+    allow_named(settings)
+    study = open_study(out, cohort, folds, recipe, settings)
+    results = cross_validate(study, ask=_asks())
+    if not is_first_process():
+        return
+    columns = ("", "bag AUC", "instance AUC", "bag AUC of the folds")
+    print_table("All bags, out of fold [95% interval over groups]", columns, results_rows(results))
+    for line in summary(results):
+        say(line)
+    say(f"page in {study.path / PAGE_FILE}, scores in {study.path / OUT_OF_FOLD}")
+    say(f"model of all folds in {study.path / MODEL_FILE}")
 
 
 @_of_a_run("runs/fit")
@@ -205,11 +245,15 @@ def evaluate(
     _evaluate(_stages(None, run, None, settings))
 
 
+def _asks() -> Callable[[str], bool] | None:
+    """Asks a person, where one sits there."""
+    return typer.confirm if sys.stdin.isatty() and sys.stdout.isatty() else None
+
+
 def _fit_and_evaluate(stages: "Stages") -> None:
     from its2clr.report import reported
 
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        stages.ask = typer.confirm
+    stages.ask = _asks()
     with reported(stages.run.path, stages.engine.say, enabled=stages.engine.is_writer):
         stages.fit()
         _evaluate(stages)

@@ -18,6 +18,7 @@ from its2clr.errors import InputError
 from its2clr.predict.prediction_folder import (
     COHORT,
     INSTANCES,
+    OUT_OF_FOLD,
     PREDICTIONS,
     PROVENANCE,
     read_provenance,
@@ -154,12 +155,14 @@ def bag_file(folder: Path, bag_id: str, suffix: str) -> Path:
 
 
 def open_source(folder: str | Path) -> Source:
-    """Open the folder of an evaluated run, or what `its2clr predict` wrote.
+    """Open the folder of an evaluated run, what `its2clr predict` wrote, or a cross-validation.
 
     Raises:
-        InputError: If it is neither, or what is in it does not fit together.
+        InputError: If it is none of them, or what is in it does not fit together.
     """
     path = Path(folder)
+    if (path / OUT_OF_FOLD / INSTANCES).is_file():
+        path /= OUT_OF_FOLD
     return _predicted(path) if (path / INSTANCES).is_file() else _run(path)
 
 

@@ -28,6 +28,7 @@ from its2clr.run.decisions import read_thresholds
 from its2clr.run.made_from import changed_models
 from its2clr.run.names import aggregator_path, encoder_file, encoder_names
 from its2clr.run.results_file import measured
+from its2clr.run.saved import read_run_config
 from its2clr.run.scores import Model, RunScores
 
 
@@ -49,7 +50,7 @@ def export_model(run: str | Path, out: str | Path | None = None, model: Model | 
 
 
 def open_model(path: str | Path) -> TrainedModel:
-    """The model in a file, or of a run folder: from its model file if that holds the run's best model, else made anew.
+    """The model in a file, or of a folder: of a run, from its model file if that holds the run's best model, else anew.
 
     Raises:
         InputError: There is no model.
@@ -59,6 +60,8 @@ def open_model(path: str | Path) -> TrainedModel:
         raise InputError(f"{path}: there is no such run or model file")
     if not path.is_dir():
         return load_model(path)
+    if read_run_config(path) is None and (path / MODEL_FILE).is_file():  # a cross-validation
+        return load_model(path / MODEL_FILE)
     scores = RunScores(path)
     import_plugins(scores.config.plugins)
     if (path / MODEL_FILE).is_file():

@@ -77,7 +77,7 @@ def predict(
     if not cohorts:
         _refuse(out, left_out)
     predicted = _tables(model, cohorts, engine, out, left_out, notes)
-    provenance = _provenance(model, cohorts, engine, predicted)
+    provenance = provenance_of(model, cohorts, engine, predicted)
     predicted = replace(predicted, notes=(*predicted.notes, *said_seen(provenance["seen_in_training"])))
     if engine.is_writer:
         predicted.write(provenance)
@@ -152,8 +152,17 @@ def _tables(
     return Predicted(out, bags, instances, tuple(left_out), tuple(notes), model.thresholds)
 
 
-def _provenance(model: TrainedModel, cohorts: list[Cohort], engine: Engine, predicted: Predicted) -> dict[str, Any]:
-    """The content of `prediction.json`."""
+def provenance_of(
+    model: TrainedModel, cohorts: Sequence[Cohort], engine: Engine, predicted: Predicted
+) -> dict[str, Any]:
+    """The content of `prediction.json`.
+
+    Args:
+        model: What predicted.
+        cohorts: Where the tiles are; their bags come in the order of the predicted ones.
+        engine: Where it was computed.
+        predicted: The tables.
+    """
     description, names = model.description, iter(predicted.bags["bag_id"])
     listed = [
         {

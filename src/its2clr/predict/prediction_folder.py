@@ -30,6 +30,8 @@ INSTANCES = "instances.parquet"
 PROVENANCE = "prediction.json"
 SCORES = "scores.json"
 COHORT = "cohort"
+OUT_OF_FOLD = "out_of_fold"
+"""Name of such a folder in a cross-validation: each bag by the fold that has not seen it."""
 _UNFINISHED = "unfinished"
 _PROBABILITIES = ["probability", "calibrated_probability"]
 

@@ -49,7 +49,7 @@ def open_run(
     base = saved[0].model_dump(mode="json") if saved is not None and recipe is None else None
     info = cohort_info(cohort if saved is None else saved[1])
     if recipe is None and saved is None:
-        recipe = FEATURES if info is not None and info.kind == "features" else STANDARD
+        recipe = usual_recipe(info)
     resolved = with_features(resolve_config(recipe, overrides, base), info)
     import_plugins(resolved.plugins)
     config = with_constants(resolved, None if saved is None else saved[0])
@@ -66,6 +66,11 @@ def cohort_info(cohort: str | Path | None) -> CohortInfo | None:
     if cohort is None or not (Path(cohort) / INFO_FILE).is_file():
         return None
     return read_info(Path(cohort))
+
+
+def usual_recipe(info: CohortInfo | None) -> str:
+    """The recipe of a run for which nobody names one."""
+    return FEATURES if info is not None and info.kind == "features" else STANDARD
 
 
 def with_features(config: RunConfig, info: CohortInfo | None) -> RunConfig:
