@@ -46,7 +46,7 @@ def loaded(code, *arguments):
     [
         (["map", "--limit", "1", "--longest", "100", "--out"], {"sklearn", "tifffile"}),
         (["geojson", "--limit", "1", "--out"], {"sklearn", "matplotlib"}),
-        (["report", "--out"], {"sklearn", "tifffile"}),
+        (["report", "--out"], {"sklearn", "tifffile", "matplotlib"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
