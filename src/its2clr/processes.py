@@ -5,10 +5,12 @@ They are reached by pipes that have no name and listen nowhere, so that no other
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from types import ModuleType
 from typing import Any
 
 from its2clr.signals import interrupts_wait
@@ -39,7 +41,7 @@ class Worker:
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             # Signals reach the whole group; a worker that is still starting would die of them.
-            with interrupts_wait(), _in_environment(self._environment):
+            with interrupts_wait(), without_script(), _in_environment(self._environment):
                 self.pipe, theirs = context.Pipe()
                 process = context.Process(target=self._serve, args=(theirs, *self._arguments), daemon=True)
                 process.start()
@@ -67,6 +69,20 @@ class Worker:
             self._process.join()
             self.pipe.close()
             self._process = None
+
+
+@contextmanager
+def without_script() -> Iterator[None]:
+    """Processes that are started in the block do not run the script that started this one.
+
+    multiprocessing has a new process import it. A script without `if __name__ == "__main__":` would there train again.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from its2clr.engine.shared_gpu import shared_gpu
 from its2clr.engine.workers import become_worker, locked
 from its2clr.errors import DiskFullError, InputError, TrainingError
 from its2clr.plugins import allow_plugins, allowed_plugins
+from its2clr.processes import without_script
 from its2clr.run.opening import open_run
 from its2clr.signals import interrupts_wait
 from its2clr.tune.judge import judged
@@ -232,7 +233,7 @@ def _side_by_side(study: Study, budget: Budget, count: int, look: Callable[[], N
         for number in range(count):
             given = (study.path, engine, budget, allowed_plugins(), number, count)
             worker = context.Process(target=_serve, args=given, daemon=True)
-            with interrupts_wait():  # they reach the whole group; a worker that is still starting would die of them
+            with interrupts_wait(), without_script():  # Ctrl-C would kill one that is still starting
                 worker.start()
                 workers.append(worker)
         while alive := [worker.sentinel for worker in workers if worker.is_alive()]:

@@ -24,6 +24,7 @@ from its2clr.cohort.parallel import Progress, default_workers
 from its2clr.cohort.synthetic.drawing import TissueSettings, render_slide
 from its2clr.cohort.tiles import write_tile_file
 from its2clr.errors import InputError
+from its2clr.processes import without_script
 from its2clr.signals import interrupts_wait, leave_signals_to_parent
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
 from its2clr.wording import did_you_mean
@@ -193,7 +194,7 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=leave_signals_to_parent) as pool:
         try:
-            with interrupts_wait():  # a worker that is still starting would die of them
+            with interrupts_wait(), without_script():  # a worker that is still starting would die of them
                 futures = {pool.submit(draw, plan): bag_id for bag_id, plan in plans.items()}
             for future in as_completed(futures):
                 yield futures[future], future.result()
