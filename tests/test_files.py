@@ -137,7 +137,8 @@ def test_what_cannot_fit_is_not_begun(tmp_path, monkeypatch):
 
 
 def test_a_reserved_file_has_its_space(tmp_path):
-    reserve(tmp_path / "a", 2**20)
+    with (tmp_path / "a").open("wb") as file:
+        reserve(file, 2**20)
     status = (tmp_path / "a").stat()
     assert status.st_size == 2**20
     assert status.st_blocks * 512 >= 2**20  # a file with holes has fewer

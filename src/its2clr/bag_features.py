@@ -8,6 +8,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from its2clr.engine.mapped_rows import ROWS_AT_ONCE, give_back
 from its2clr.errors import InputError
 
 
@@ -112,8 +113,13 @@ class BagFeatures:
             Features (..., K, D), with any values on padding, and the mask (..., K), False on padding.
         """
         rows, mask = self.rows(bag_indices, length)
+        return self.at(rows), mask
+
+    def at(self, rows: Tensor) -> Tensor:
+        """Features (..., D) of the instances in these rows (...)."""
         features = self.features.index_select(0, rows.reshape(-1))
-        return features.reshape(*rows.shape, self.feature_dim), mask
+        give_back()
+        return features.reshape(*rows.shape, self.feature_dim)
 
     def batches(self, bags_per_batch: int, instances_per_batch: int) -> list[Tensor]:
         """Indices of all bags in batches of similar size, so that there is little padding.
@@ -156,9 +162,12 @@ def _check(features: Tensor, offsets: Tensor, labels: Tensor | None) -> None:
     empty = (offsets.diff() < 1).nonzero().flatten().tolist()
     if empty:
         raise InputError(f"bag {empty[0]} has no instances; leave empty bags out")
-    finite = features.isfinite().all(dim=1).cpu()
-    if not finite.all():
-        row = int((~finite).nonzero()[0])
+    for start in range(0, len(features), ROWS_AT_ONCE):
+        finite = features[start : start + ROWS_AT_ONCE].isfinite().all(dim=1)
+        give_back()
+        if finite.all():
+            continue
+        row = start + int((~finite).nonzero()[0])
         bag = int(torch.searchsorted(offsets, row, right=True)) - 1
         raise InputError(f"bag {bag} has features that are not finite (row {row}); extract its features again")
     if labels is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from its2clr.errors import DiskFullError, InputError, Its2clrError
 from its2clr.wording import readable_size
@@ -83,13 +83,12 @@ def bring_to_disk(path: Path) -> None:
         os.close(number)
 
 
-def reserve(path: Path, nbytes: int) -> None:
-    """Make a file of this size whose space is taken: a mapped file without room would kill the process (SIGBUS)."""
-    with path.open("wb") as file:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-        else:
-            file.truncate(nbytes)
+def reserve(file: IO[bytes], nbytes: int) -> None:
+    """Give a new file this size, and take its space: a mapped file without room would kill the process (SIGBUS)."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+    else:
+        file.truncate(nbytes)
 
 
 @contextmanager

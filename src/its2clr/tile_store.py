@@ -18,6 +18,7 @@ from torch import Tensor
 
 from its2clr.cohort import Cohort, load_tiles
 from its2clr.engine.devices import Engine
+from its2clr.engine.mapped_rows import give_back, map_rows, new_rows
 from its2clr.errors import InputError
 from its2clr.files import atomic_path, reserve
 from its2clr.wording import readable_size
@@ -38,10 +39,11 @@ class TileStore:
     Args:
         images: (N, 3, S, S) uint8, or features (N, D) float32, on any device.
         content: Hash of the tiles they were decoded from (`Identity.tiles`); None if they are of no cohort.
+        folder: Where what is made of them may lie on disk; None: memory only.
     """
 
-    def __init__(self, images: Tensor, content: str | None = None) -> None:
-        self.images, self.content = images, content
+    def __init__(self, images: Tensor, content: str | None = None, folder: Path | None = None) -> None:
+        self.images, self.content, self.folder = images, content, folder
 
     @classmethod
     def from_cohort(cls, cohort: Cohort, engine: Engine) -> "TileStore":
@@ -50,7 +52,7 @@ class TileStore:
         if engine.memory is not None and key in engine.memory:
             kept: TileStore = engine.memory[key]
             return kept
-        store = cls(_decoded(cohort, engine, key), key)
+        store = cls(_decoded(cohort, engine, key), key, disk_folder(cohort, engine))
         if engine.memory is not None:
             while len(engine.memory) >= SPLITS_KEPT:
                 engine.memory.pop(next(iter(engine.memory)))
@@ -68,6 +70,7 @@ class TileStore:
     def gather(self, rows: Tensor, device: torch.device) -> Tensor:
         """Tiles (B, 3, S, S) uint8 at `rows`, on the device."""
         batch = self.images.index_select(0, rows.to(self.images.device, non_blocking=True))
+        give_back()
         return batch.to(device, non_blocking=True)
 
     def feed(self, batch_size: int, device: torch.device) -> "Feed":
@@ -110,7 +113,9 @@ class Feed:
             indices: (steps, batch_size) rows of the store, on the device.
         """
         if not self._moves:
-            yield from indices
+            for rows in indices:
+                yield rows
+                give_back()
             return
         with ThreadPoolExecutor(len(self._gathered)) as pool:
             yield from self._moved(indices.cpu().numpy(), pool)
@@ -139,6 +144,7 @@ class Feed:
                 copied[step % 2].record(copies)
             if step + 2 < len(indices):
                 ahead.append(pool.submit(gather, step + 2))
+            give_back()
             torch.cuda.current_stream().wait_event(copied[step % 2])
             self.tiles.copy_(self._next)
             taken.record()
@@ -178,7 +184,7 @@ def _decoded(cohort: Cohort, engine: Engine, content: str) -> Tensor:
     if tier == "disk":
         path = mapped_file(cohort, engine, content)
         engine.say(f"{what} ({readable_size(nbytes)}) in {path}")
-        return torch.from_numpy(np.memmap(path, dtype=dtype, mode="c", shape=shape))
+        return torch.from_numpy(map_rows(path, dtype, shape))
     images = np.empty(shape, dtype=dtype)
     _decode_into(cohort, images, engine)
     places = {"gpu": "GPU memory", "memory": "host memory"}
@@ -191,16 +197,15 @@ def mapped_file(cohort: Cohort, engine: Engine, content: str) -> Path:
 
     Its name is the hash of the tiles it was decoded from, so other tiles are never taken for these.
     """
-    folder = Path(engine.tile_folder) if engine.tile_folder is not None else cohort.path / "decoded"
     shape, dtype = (cohort.n_instances, *cohort.instance_shape), np.dtype(cohort.instance_dtype)
-    path = folder / f"{content}.{dtype}"
+    path = disk_folder(cohort, engine) / f"{content}.{dtype}"
 
     def write() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         nbytes = math.prod(shape) * dtype.itemsize
         with atomic_path(path, nbytes) as temporary:
-            reserve(temporary, nbytes)
-            tiles = np.memmap(temporary, dtype=dtype, mode="r+", shape=shape)
+            with temporary.open("wb") as file:
+                reserve(file, nbytes)
+            tiles = map_rows(temporary, dtype, shape, "r+")
             _decode_into(cohort, tiles, engine)
             tiles.flush()
 
@@ -209,9 +214,36 @@ def mapped_file(cohort: Cohort, engine: Engine, content: str) -> Path:
     return path
 
 
+def disk_folder(cohort: Cohort, engine: Engine) -> Path:
+    """Where what does not fit into memory lies."""
+    return Path(engine.tile_folder) if engine.tile_folder is not None else cohort.path / "decoded"
+
+
+def room_for_features(count: int, feature_dim: int, engine: Engine, folder: Path | None) -> Tensor:
+    """Zeros (count, D) for features of tiles: on the GPU, else in memory, or in a file if memory has no room.
+
+    Args:
+        count: Number of tiles.
+        feature_dim: Features of a tile.
+        engine: Device, and where tiles are kept; features are kept likewise.
+        folder: Where the file would be; None: in memory in any case.
+    """
+    shape, on_disk = (count, feature_dim), False
+    if engine.device.type == "cpu" and folder is not None:
+        on_disk = choose_tier(4 * count * feature_dim, engine) == "disk"
+    if on_disk and folder is not None:
+        return torch.from_numpy(new_rows(shape, np.float32, folder))
+    return torch.zeros(shape, device=engine.device)
+
+
 def _decode_into(cohort: Cohort, out: NDArray[Any], engine: Engine) -> None:
     with engine.progress("decode", cohort.n_instances, "tiles") as progress:
-        load_tiles(cohort, progress=progress.reach, out=out)
+
+        def reach(done: int, total: int) -> None:
+            progress.reach(done, total)
+            give_back()
+
+        load_tiles(cohort, progress=reach, out=out)
 
 
 def _fits_on(device: torch.device, nbytes: int) -> bool:

@@ -20,6 +20,8 @@ from its2clr.cohort import write_bags as write_bags_table
 from its2clr.cohort.layout import claim_folder
 from its2clr.cohort.tiles import write_feature_tiles
 from its2clr.config import EngineConfig
+from its2clr.encoders.extraction import extract_features
+from its2clr.encoders.weights import load_network
 from its2clr.engine.checkpoint import load_checkpoint
 from its2clr.engine.devices import Engine
 from its2clr.engine.training_state import TrainingState
@@ -31,6 +33,7 @@ from its2clr.predict.model_of_run import export_model
 from its2clr.predict.new_bags import predict
 from its2clr.predict.tiling import Tiling
 from its2clr.run.evaluation import evaluate
+from its2clr.run.names import encoder_file
 from its2clr.run.opening import open_run
 from its2clr.run.scores import Model
 from its2clr.tile_store import TileStore
@@ -196,9 +199,22 @@ def test_features_kept_on_disk_give_the_same(run: Path, tmp_path: Path) -> None:
     kept = {}
     for tier in ("memory", "disk"):
         config = EngineConfig(accelerator="cpu", tiles=tier, tile_folder=str(tmp_path / "decoded"))
-        kept[tier] = TileStore.from_cohort(cohort, Engine(config)).images
-    assert next((tmp_path / "decoded").iterdir()).suffix == ".float32"
-    assert torch.equal(kept["memory"], kept["disk"])
+        engine = Engine(config)
+        tiles = TileStore.from_cohort(cohort, engine)
+        encoder = load_network(encoder_file(run, "start")).encoder
+        kept[tier] = tiles.images, extract_features(encoder, tiles, engine)
+    assert [path.suffix for path in (tmp_path / "decoded").iterdir()] == [".float32"]
+    for in_memory, on_disk in zip(*kept.values(), strict=True):
+        assert torch.equal(in_memory, on_disk)
+    assert in_file(on_disk)
+    assert not in_file(in_memory)
+
+
+def in_file(tensor: torch.Tensor) -> bool:
+    """Whether the values lie in a mapped file of the folder `decoded`, with or without a name."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    spans = [[int(place, 16) for place in line.split()[0].split("-")] for line in lines if "/decoded/" in line]
+    return any(start <= tensor.data_ptr() < end for start, end in spans)
 
 
 def test_tiles_and_features_are_not_confused(run: Path, tiny_cohort: Path, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def bag_outputs(
         Loss (S,), zero without labels; bag logits (S, B); instance logits (S, B, K); attention (S, B, K) if there is
         one.
     """
-    features = bags.features[part.rows]  # (B, K, D)
+    features = bags.at(part.rows)  # (B, K, D)
 
     def single(state: dict[str, Tensor]) -> tuple[Tensor, ...]:
         more = (part.labels,) if template.takes_labels and not instances else ()

@@ -6,6 +6,7 @@ A restricted cohort is a smaller object, not a filtered view: `without_test()` h
 
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -180,17 +181,33 @@ class Cohort:
         info = self.info.model_dump(mode="json", exclude={"its2clr_version"})
         return identify(self.path, info, rows, labels, progress)
 
+    def groups(self, instances: int) -> "Iterator[Cohort]":
+        """The cohort in parts of neighbouring bags that have so many instances together, or are one larger bag."""
+        start = held = 0
+        for row, count in enumerate(self.bags["n_instances"].tolist()):
+            if held and held + count > instances:
+                yield self._rows(start, row)
+                start, held = row, 0
+            held += count
+        yield self._rows(start, len(self))
+
+    def _rows(self, start: int, end: int) -> "Cohort":
+        return Cohort(self.path, self.bags.iloc[start:end].reset_index(drop=True), self.info, self.labels_visible)
+
     def tile_file(self, bag_id: str) -> TileFile:
         """The tile file of a bag of this cohort.
 
         Raises:
             InputError: If the bag is not in this cohort, or its file does not agree with `bags.csv`.
         """
-        matches = self.bags.loc[self.bags["bag_id"] == bag_id, "n_instances"].tolist()
-        if not matches:
+        if bag_id not in self._counts:
             raise InputError(f"{self.path}: bag {bag_id!r} is not in this cohort")
         path = tile_path(self.path, bag_id)
-        return _expect(path, read_tiles(path, labels_visible=self.labels_visible), matches[0])
+        return _expect(path, read_tiles(path, labels_visible=self.labels_visible), self._counts[bag_id])
+
+    @cached_property
+    def _counts(self) -> dict[str, int]:
+        return dict(zip(self.bags["bag_id"].tolist(), self.bags["n_instances"].tolist(), strict=True))
 
     def _counted_paths(self) -> Iterator[tuple[Path, int]]:
         bag_ids, counts = self.bags["bag_id"].tolist(), self.bags["n_instances"].tolist()

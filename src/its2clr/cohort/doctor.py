@@ -46,6 +46,7 @@ from its2clr.units import TilePixels
 _Labels = npt.NDArray[np.int8]
 
 _EXAMPLES = 5
+_DIGEST = "S16"
 _TABLES = (".csv", ".tsv", ".txt")
 _FLAT = 2.0  # grey values; background tiles are alike in every slide and leak nothing
 
@@ -55,7 +56,7 @@ class _Inspection:
     """What one tile file holds."""
 
     findings: list[Finding] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
+    digests: npt.NDArray[np.bytes_] = field(default_factory=lambda: np.array([], dtype=_DIGEST))
     labels: _Labels | None = None
 
 
@@ -223,8 +224,8 @@ def _inspect_bag(
     result.findings += [Finding("error", str(path), message) for message in messages]
     if label is not None and result.labels is not None:
         result.findings += _contradictions(str(path), bag_id, label, result.labels)
-    result.digests = [hashlib.blake2b(image, digest_size=16).digest() for image in encoded]
-    repeated = len(encoded) - len(set(result.digests))
+    result.digests = np.array([hashlib.blake2b(image, digest_size=16).digest() for image in encoded], dtype=_DIGEST)
+    repeated = len(encoded) - len(np.unique(result.digests))
     if repeated:
         result.findings.append(Finding("note", str(path), f"{repeated} images repeat another of the bag"))
     if decode_all and tiles.has_images:
@@ -277,12 +278,8 @@ def _contradictions(where: str, bag_id: str, label: int, labels: _Labels) -> Ite
 def _shared_images(folder: Path, bags: pd.DataFrame, inspections: list[_Inspection]) -> Iterator[Finding]:
     """Identical images in two splits; flat ones (background) do not count."""
     bag_ids, splits = bags["bag_id"].tolist(), bags["split"].tolist()
-    places: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
-    for row, inspection in enumerate(inspections):
-        for number, digest in enumerate(inspection.digests):
-            places[digest].append((row, number))
     shared: defaultdict[tuple[str, ...], list[list[tuple[int, int]]]] = defaultdict(list)
-    for members in places.values():
+    for members in _repeated([inspection.digests for inspection in inspections]):
         between = {splits[row] for row, _ in members}
         if len(between) > 1 and not _is_flat(folder, bag_ids[members[0][0]], members[0][1]):
             shared[tuple(name for name in SPLITS if name in between)].append(members)
@@ -293,6 +290,19 @@ def _shared_images(folder: Path, bags: pd.DataFrame, inspections: list[_Inspecti
         )
         message = f"{len(found)} images are the same in {' and '.join(names)}, so splits leak: {examples}"
         yield Finding("error", str(folder), message)
+
+
+def _repeated(digests: Sequence[npt.NDArray[np.bytes_]]) -> Iterator[list[tuple[int, int]]]:
+    """Row and number of the images that there are several times, image by image; by sorting, to hold few objects."""
+    starts = np.cumsum([0, *map(len, digests)])
+    together = np.concatenate([np.array([], dtype=_DIGEST), *digests])
+    order = np.argsort(together, kind="stable")
+    first = np.flatnonzero(np.concatenate([[True], together[order[1:]] != together[order[:-1]]]))
+    ends = np.append(first[1:], len(order))
+    groups = (order[start:end] for start, end in zip(first, ends, strict=True) if end - start > 1)
+    for group in sorted(groups, key=lambda members: int(members[0])):
+        rows = np.searchsorted(starts, group, side="right") - 1
+        yield list(zip(rows.tolist(), (group - starts[rows]).tolist(), strict=True))
 
 
 def _is_flat(folder: Path, bag_id: str, number: int) -> bool:

@@ -4,7 +4,7 @@ Datasets: `images` (all encoded images end to end, uint8), `offsets` (N+1, int64
 `images[offsets[i]:offsets[i+1]]`), `coords` (N, 2, int64: x, y of the top-left corner at level 0), `names`
 (N, text) and, if known, `labels` (N, int8: 1, 0, or -1 for unknown). The attributes are on the file and on
 `coords`; `content_tiles` and `content_labels` are hashes of what was written. In a cohort of features, `features`
-(N, D, float32) is there instead of `images` and `offsets`.
+(N, D, float32, or float16 where they came so) is there instead of `images` and `offsets`.
 """
 
 import hashlib
@@ -223,7 +223,7 @@ def write_feature_tiles(
     Raises:
         InputError: If the parts do not fit together, or a feature is not finite.
     """
-    values = np.asarray(features, dtype=np.float32)
+    values = half_or_single(features)
     if values.ndim != 2 or 0 in values.shape:
         raise InputError(f"bag {bag_id!r}: expected features (N, D) of at least one instance, got {values.shape}")
     if not np.isfinite(values).all():
@@ -231,6 +231,12 @@ def write_feature_tiles(
     described = _description(bag_id, tile_size, tile_size_level0, mpp, source, FEATURES, attributes)
     with _tile_file(path, len(values), coords, names, labels, described, values.nbytes) as file:
         file.create_dataset(FEATURES, data=values)
+
+
+def half_or_single(features: npt.ArrayLike) -> npt.NDArray[np.float16 | np.float32]:
+    """Features in the precision they are kept in: half as half, which takes half the room, all others as float32."""
+    values = np.asarray(features)
+    return values if values.dtype == np.float16 else values.astype(np.float32, copy=False)
 
 
 def _description(

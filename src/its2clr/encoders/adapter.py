@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from its2clr.config import FEATURES, AdapterConfig, EncoderConfig, RunConfig
 from its2clr.encoders.encoder import Encoder
+from its2clr.engine.mapped_rows import ROWS_AT_ONCE, give_back
 from its2clr.errors import InputError
 from its2clr.seeds import derive_seed
 
-_ROWS_PER_PART = 2**14
 _SMALLEST_DEVIATION = 1e-6
 
 
@@ -64,10 +64,16 @@ class FeatureAdapter(Encoder):
         """
         if features.dim() != 2 or features.shape[1] != self.feature_dim:
             raise InputError(f"expected features of shape (N, {self.feature_dim}), got {tuple(features.shape)}")
-        parts = torch.split(features, _ROWS_PER_PART)
-        mean = sum((part.double().sum(0).cpu() for part in parts), torch.zeros(self.feature_dim)) / len(features)
-        squares = (((part.double().cpu() - mean) ** 2).sum(0) for part in parts)
-        std = (sum(squares, torch.zeros(self.feature_dim)) / len(features)).sqrt()
+        parts = torch.split(features, ROWS_AT_ONCE)
+        total, squares = torch.zeros(2, self.feature_dim)
+        for part in parts:
+            total = total + part.double().sum(0).cpu()
+            give_back()
+        mean = total / len(features)
+        for part in parts:
+            squares = squares + ((part.double().cpu() - mean) ** 2).sum(0)
+            give_back()
+        std = (squares / len(features)).sqrt()
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std > _SMALLEST_DEVIATION, std, 1.0))  # a feature that never changes
 

@@ -17,7 +17,7 @@ from its2clr.encoders.encoder import Encoder
 from its2clr.engine.devices import Engine
 from its2clr.engine.memory import memory_advice
 from its2clr.engine.progress import Progress
-from its2clr.tile_store import TileStore
+from its2clr.tile_store import TileStore, room_for_features
 
 PIXELS_PER_PASS_ON_CPU = 2**17
 """A CPU gains nothing from larger passes, and a bag of a few tiles need not be filled up to hundreds."""
@@ -47,7 +47,7 @@ def extract_features(
     """
     was_training = encoder.training
     encoder.eval()
-    features = torch.zeros(len(tiles), encoder.feature_dim, device=engine.device)
+    features = room_for_features(len(tiles), encoder.feature_dim, engine, tiles.folder)
     batches = extraction_batches(len(tiles), pass_size(batch_size, tiles.side, engine.device), engine)
     feed = tiles.feed(batches.shape[1], engine.device)
     with (

@@ -23,7 +23,7 @@ from its2clr.run.scores import Scores
 from its2clr.settings import parse_override, resolve_config
 from its2clr.tile_store import TileStore
 
-GROUP_BYTES = 2**30
+GROUP_BYTES = 2**29
 """Bytes of decoded tiles held at once, while as many are being decoded; a larger bag is a part of its own."""
 
 
@@ -93,18 +93,8 @@ def represent_bags(model: TrainedModel, cohort: Cohort, engine: Engine) -> Itera
 
 def bag_groups(cohort: Cohort, group_bytes: int) -> list[Cohort]:
     """A cohort in parts of neighbouring bags, each small enough to be held decoded."""
-    most = max(1, group_bytes // (math.prod(cohort.instance_shape) * np.dtype(cohort.instance_dtype).itemsize))
-    starts, held = [0], 0
-    for row, count in enumerate(cohort.bags["n_instances"].tolist()):
-        if held and held + count > most:
-            starts.append(row)
-            held = 0
-        held += count
-    ends = [*starts[1:], len(cohort)]
-    return [
-        Cohort(cohort.path, cohort.bags.iloc[start:end].reset_index(drop=True), cohort.info, cohort.labels_visible)
-        for start, end in zip(starts, ends, strict=True)
-    ]
+    of_instance = math.prod(cohort.instance_shape) * np.dtype(cohort.instance_dtype).itemsize
+    return list(cohort.groups(group_bytes // of_instance))
 
 
 def _decoded(cohort: Cohort, engine: Engine) -> Iterator[tuple[Cohort, TileStore]]:

@@ -44,8 +44,7 @@ def refine(
     for epoch in learner.epochs():  # 2
         labels = learner.progress.labels
         if epoch % config.refresh_every == 0 or epoch == config.epochs:
-            features = reader.extract(network.encoder)  # 3 to 6
-            reading = reader.read(features, epoch)  # 7 to 9
+            reading = reader.read(reader.extract(network.encoder), epoch)  # 3 to 9; no features are left over
             passed = gate.passes(reading)  # 10, 11
             if passed or config.relabel == "always":
                 labels = source.labels(reading.labels, labels)  # 12, 13

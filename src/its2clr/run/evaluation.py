@@ -78,14 +78,9 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
         results = read_json(run.path / RESULTS_FILE)
         return results
     unlabelled = {name: cohort.split(name).without_labels() for name in SPLITS}
-    scores: dict[Model, dict[str, Scores]] = {}
-    thresholds: dict[Model, Thresholds] = {}
-    for model in models:
-        aggregators = stages.aggregate(*model)
-        scores[model] = {
-            name: Scores.of(aggregators, stages.features(model.encoder, part)) for name, part in unlabelled.items()
-        }
-        thresholds[model] = choose_thresholds(run.config.refine, stages.context.validation, scores[model]["val"])
+    scores = _score(stages, models, unlabelled)
+    validation = stages.context.validation
+    thresholds = {model: choose_thresholds(run.config.refine, validation, scores[model]["val"]) for model in models}
     rounds = read_rounds(run.path)
     refined = Model(REFINED, run.config.aggregator.name)
     health = _health(stages, rounds, scores[refined], thresholds[refined].instance) if refined in scores else None
@@ -112,6 +107,19 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
         write_json(run.path / RESULTS_FILE, results)  # last: it says what the tables were made from
     run.mark_done("evaluate", **notes)
     return results
+
+
+def _score(stages: Stages, models: list[Model], unlabelled: Mapping[str, Cohort]) -> dict[Model, dict[str, Scores]]:
+    """What every model says about every split; features are read once for all models of an encoder."""
+    aggregators = {model: stages.aggregate(*model) for model in models}
+    scores: dict[Model, dict[str, Scores]] = {model: {} for model in models}
+    for encoder in dict.fromkeys(model.encoder for model in models):
+        for name, part in unlabelled.items():
+            features = stages.features(encoder, part)
+            for model in models:
+                if model.encoder == encoder:
+                    scores[model][name] = Scores.of(aggregators[model], features)
+    return scores
 
 
 def _measure_models(

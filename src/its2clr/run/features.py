@@ -14,13 +14,14 @@ from its2clr.cohort.features.feature_file import FeatureFile, feature_path, read
 from its2clr.encoders.extraction import extract_features
 from its2clr.encoders.weights import load_network
 from its2clr.engine.devices import Engine
+from its2clr.engine.mapped_rows import give_back
 from its2clr.errors import InputError
 from its2clr.plugins import import_plugins
 from its2clr.run.directory import RunDirectory
 from its2clr.run.made_from import feature_maker
 from its2clr.run.names import ENCODERS, STAGE_OF, encoder_file
 from its2clr.run.saved import require_run_config
-from its2clr.tile_store import TileStore
+from its2clr.tile_store import TileStore, disk_folder, room_for_features
 
 
 class RunFeatures:
@@ -69,20 +70,31 @@ class RunFeatures:
 
     def _read_or_extract(self, encoder: str, cohort: Cohort) -> torch.Tensor:
         maker, folder = self.maker(encoder), self.run.path / "features" / encoder
-        paths = [feature_path(folder, bag_id) for bag_id in cohort.bags["bag_id"]]
-        files = [read_feature_file(path) if path.is_file() else None for path in paths]
         made_from = self._content(cohort)
-        stale = [
-            file is None or (file.encoder, file.tiles) != (maker, tiles)
-            for file, tiles in zip(files, made_from, strict=True)
-        ]
-        if self.engine.broadcast(any(stale)):
+        flat = self._read(cohort, folder, maker, made_from)
+        if self.engine.broadcast(flat is None):
             flat = self.extract(encoder, cohort)
             if self.engine.is_writer:
                 write_features(cohort, flat.cpu().numpy(), folder, maker, made_from)
-        else:
-            flat = torch.from_numpy(np.concatenate([file.features for file in files if file is not None]))
         self.engine.barrier()
+        assert flat is not None
+        return flat
+
+    def _read(self, cohort: Cohort, folder: Path, maker: str, made_from: Sequence[str]) -> torch.Tensor | None:
+        """What the feature files hold; None if one is missing or was made by something else, or of other tiles."""
+        paths = [feature_path(folder, bag_id) for bag_id in cohort.bags["bag_id"]]
+        if not all(path.is_file() for path in paths):
+            return None
+        flat, offsets = None, cohort.offsets()
+        for path, tiles, start, end in zip(paths, made_from, offsets[:-1], offsets[1:], strict=True):
+            file = read_feature_file(path)
+            if (file.encoder, file.tiles) != (maker, tiles) or len(file.features) != end - start:
+                return None
+            if flat is None:
+                dim = file.features.shape[1]
+                flat = room_for_features(int(offsets[-1]), dim, self.engine, disk_folder(cohort, self.engine))
+            flat[start:end] = torch.from_numpy(file.features)
+            give_back()
         return flat
 
     def _remembered(self, encoder: str, cohort: Cohort) -> torch.Tensor:
@@ -164,3 +176,4 @@ def write_features(
             mpp=tiles.mpp,
             overlap=tiles.overlap,
         )
+        give_back()

@@ -3,7 +3,8 @@
 Maps, report and viewer stand on what is read here.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,8 @@ _RESTORE = "restore it, or run `its2clr evaluate` again"
 
 PREDICTIONS_FILE = "predictions.parquet"
 BAG_PREDICTIONS_FILE = "bag_predictions.csv"
+INSTANCES_AT_ONCE = 2**17
+"""Instances whose rows of a table are made together."""
 RESULTS_FILE = "results.json"
 
 
@@ -98,30 +101,56 @@ def write_predictions(
         scores: What the models say.
         made_from: Identity of cohort and models; the table of instances carries it as an attribute.
     """
-    tables, bag_tables = [], []
-    for split in SPLITS:
-        part = cohort.split(split)
-        places = _places(part)
-        for (encoder, aggregator), of_split in scores.items():
-            found = of_split[split]
-            model = {"encoder": encoder, "aggregator": aggregator}
-            bag_probability = found.bag_probability
-            tables.append(
-                places.assign(
-                    **model,
-                    probability=found.instance_probability,
-                    bag_probability=bag_probability[part.bag_index()],
-                )
-            )
-            bag_tables.append(
-                part.bags[["bag_id", "label", "split", "group"]].assign(**model, probability=bag_probability)
-            )
     with atomic_path(run / PREDICTIONS_FILE) as temporary:
-        table = pd.concat(tables)
-        table.attrs["made_from"] = made_from
-        table.to_parquet(temporary, index=False)
+        write_parquet(temporary, _instance_tables(cohort, scores), {"made_from": made_from})
+    bag_tables = []
+    for split in SPLITS:
+        of_bags = cohort.split(split).bags[["bag_id", "label", "split", "group"]]
+        for model, of_split in scores.items():
+            bag_tables.append(of_bags.assign(**model._asdict(), probability=of_split[split].bag_probability))
     with atomic_path(run / BAG_PREDICTIONS_FILE) as temporary:
         pd.concat(bag_tables).to_csv(temporary, index=False)
+
+
+def _instance_tables(cohort: Cohort, scores: Mapping[Model, Mapping[str, Scores]]) -> Iterator[pd.DataFrame]:
+    """What every model says about the instances, some bags at a time."""
+    for split in SPLITS:
+        part = cohort.split(split)
+        found = {
+            model: (of_split[split].instance_probability, of_split[split].bag_probability)
+            for model, of_split in scores.items()
+        }
+        bag = instance = 0
+        for group in part.groups(INSTANCES_AT_ONCE):
+            places, rows = _places(group), slice(instance, instance + group.n_instances)
+            for model, (probability, bag_probability) in found.items():
+                of_bag = bag_probability[bag : bag + len(group)][group.bag_index()]
+                yield places.assign(**model._asdict(), probability=probability[rows], bag_probability=of_bag)
+            bag, instance = bag + len(group), rows.stop
+
+
+def write_parquet(path: Path, tables: Iterable[pd.DataFrame], attributes: dict[str, Any] | None = None) -> None:
+    """Write tables with the same columns one below the other, each when it comes.
+
+    Args:
+        path: The file.
+        tables: The tables; at least one.
+        attributes: What `DataFrame.attrs` says when the file is read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    writer = None
+    try:
+        for table in tables:
+            rows = pa.Table.from_pandas(table, preserve_index=False)
+            if writer is None:
+                told = {**(rows.schema.metadata or {}), b"PANDAS_ATTRS": json.dumps(attributes or {}).encode()}
+                writer = pq.ParquetWriter(path, rows.schema.with_metadata(told))
+            writer.write_table(rows.replace_schema_metadata(writer.schema.metadata))
+    finally:
+        if writer is not None:
+            writer.close()
 
 
 def _places(cohort: Cohort) -> pd.DataFrame:

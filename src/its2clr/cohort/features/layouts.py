@@ -32,6 +32,7 @@ from its2clr.cohort.features.tile_grids import (
 )
 from its2clr.cohort.manifest import IMAGE_SUFFIXES
 from its2clr.cohort.slides.slide_files import SLIDE_SUFFIXES
+from its2clr.cohort.tiles import half_or_single
 from its2clr.files import damage_said
 from its2clr.units import Level0Pixels, MicronsPerPixel, TilePixels
 
@@ -56,7 +57,7 @@ class PlacedFeatures:
 
     Attributes:
         layout: Which program's file it is.
-        features: (N, D) float32.
+        features: (N, D) float16 or float32, as the file has them.
         coords: (N, 2) int64, x and y of the tiles' upper left corners at level 0.
         tile_size: Pixels of a tile as the encoder saw it.
         tile_size_level0: Pixels of a tile at level 0.
@@ -68,7 +69,7 @@ class PlacedFeatures:
     """
 
     layout: Layout
-    features: NDArray[np.float32]
+    features: NDArray[np.float16 | np.float32]
     coords: NDArray[np.int64]
     tile_size: TilePixels
     tile_size_level0: Level0Pixels
@@ -225,6 +226,6 @@ def _checked_shape(path: Path, shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def _as_matrix(path: Path, values: Any) -> NDArray[np.float32]:
-    found = np.asarray(values, dtype=np.float32)
+def _as_matrix(path: Path, values: Any) -> NDArray[np.float16 | np.float32]:
+    found = half_or_single(values)
     return found.reshape(_checked_shape(path, found.shape))
