@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint browser docs mutation campaign lock clean
+.PHONY: setup demo test lint browser s3 docs mutation campaign lock clean
 
 setup: $(READY)
 
@@ -23,7 +23,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache > .lint-imports.log || { cat .lint-imports.log; exit 1; }
 
-test: lint browser
+test: lint browser s3
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10
 
 browser: ## Chromium for the tests of the viewer, where it can be had; they are skipped where it cannot
@@ -31,6 +31,10 @@ browser: ## Chromium for the tests of the viewer, where it can be had; they are 
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 \
 	       && { apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null 2>&1; } \
 	  || echo "no chromium here and none could be installed: the browser tests of the viewer are skipped"
+
+s3: $(READY) ## moto, an S3 server for the tests of files far away, in a folder of its own; they are skipped where it cannot be had
+	@test -d .moto || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .moto -r tests/s3-server.lock \
+	  || echo "no moto here: the tests of files far away are skipped"
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict
@@ -51,4 +55,4 @@ lock: ## exact versions of a fresh install of the ranges in pyproject.toml
 	rm -rf .venv-lock
 
 clean:
-	rm -rf $(VENV) runs site
+	rm -rf $(VENV) .moto runs site

@@ -61,6 +61,16 @@ def test_stain_normalisation_names_its_extra(without):
         StainNormaliser("macenko").fit(tiles)
 
 
+def test_an_address_names_its_extra(without, monkeypatch, capsys, tmp_path):
+    without("obstore")
+    monkeypatch.setattr(sys, "argv", ["its2clr", "fit", "s3://bucket/cohort", "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    said = "reading from an address needs obstore, not installed here: pip install 'its2clr[remote]'"
+    assert said in capsys.readouterr().err
+
+
 def test_training_logs_without_tensorboard(without, tmp_path):
     without("tensorboard")
     work = Workspace(tmp_path, Engine())

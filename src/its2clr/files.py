@@ -8,6 +8,7 @@ import platform
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -249,6 +250,12 @@ def is_there(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
+
+
+def user_cache() -> Path:
+    """Where its2clr keeps what it can make or fetch again."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", tempfile.gettempdir()), ".cache")
+    return Path(cache) / "its2clr"
 
 
 def stamp(path: Path) -> list[int]:

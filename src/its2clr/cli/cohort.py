@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from its2clr import far
 from its2clr.cli.options import (
     AnnotationMppOption,
     AnnotationsRootOption,
@@ -22,6 +23,7 @@ from its2clr.cli.options import (
     TileSizeOption,
     UnlabelledOption,
     WorkersOption,
+    cohort_here,
 )
 from its2clr.cli.output import progress, say
 from its2clr.errors import InputError
@@ -63,7 +65,7 @@ def images(
     from its2clr.cohort import pack_images, read_manifest
     from its2clr.predict.new_cohort import images_of_folder
 
-    if manifest.is_dir():
+    if far.is_folder(manifest):
         bags = images_of_folder(manifest)
     else:
         bags = read_manifest(manifest, instances, images_root, labelled=not unlabelled, positive=positive or [])
@@ -181,7 +183,7 @@ def slides(
         quality=quality,
         skip_glass=skip_glass,
     )
-    if manifest.is_dir():
+    if far.is_folder(manifest):
         slides = slides_of_folder(manifest)
     else:
         slides = read_slide_manifest(
@@ -257,7 +259,7 @@ def features(
     from its2clr.run.feature_cohorts import pack_run_features
     from its2clr.run.features import open_run_features
 
-    folder = len(paths) == 2 and from_run is None and features is None and paths[0].is_dir()
+    folder = len(paths) == 2 and from_run is None and features is None and far.is_folder(paths[0])
     if not folder and (len(paths) != (2 if from_run is None else 1) or (features is None) == (from_run is None)):
         raise InputError(
             "give `its2clr cohort features MANIFEST OUT --features DIR`, or `... cohort features DIR OUT` for bags "
@@ -304,7 +306,9 @@ def synthetic(
 
 
 def resample(
-    cohort: Annotated[Path, typer.Argument(help="Folder of a cohort, as `its2clr cohort` makes it.")],
+    cohort: Annotated[
+        Path, typer.Argument(help="Folder of a cohort, as `its2clr cohort` makes it.", callback=cohort_here)
+    ],
     out: NewCohortArgument,
     keep_negatives: Annotated[float, typer.Option(help="Share of negatives kept: less raises the witness rate.")] = 1.0,
     keep_positives: Annotated[float, typer.Option(help="Share of positives kept: less lowers the witness rate.")] = 1.0,

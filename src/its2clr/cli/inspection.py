@@ -15,13 +15,19 @@ from its2clr.cli.options import (
     SetOption,
     SlidesRootOption,
     UnlabelledOption,
+    cohort_here,
 )
 from its2clr.cli.output import console, say
 from its2clr.units import MicronsPerPixel
 
 
 def doctor(
-    path: Annotated[Path, typer.Argument(help="Folder of a cohort, or a manifest CSV: of images, slides or features.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a cohort, or a manifest CSV: of images, slides or features.", callback=cohort_here
+        ),
+    ],
     instances: Annotated[Path | None, typer.Option(help="Instances CSV of the manifest.")] = None,
     images_root: ImagesRootOption = None,
     features: Annotated[Path | None, typer.Option(help="Folder of the feature files of the manifest.")] = None,

@@ -5,8 +5,21 @@ from typing import Annotated, Literal
 
 import typer
 
+from its2clr import far
+
+
+def cohort_here(path: Path | None) -> Path | None:
+    """A cohort that was named by address, fetched; a table is read where it is."""
+    if path is None or not far.is_far(path):
+        return path
+    from its2clr.cohort.tables import TABLES
+
+    return path if path.suffix.lower() in TABLES else far.folder_here(path)
+
+
 OptionalCohort = Annotated[
-    Path | None, typer.Argument(help="Folder of a cohort; may be left out for a run that has begun.")
+    Path | None,
+    typer.Argument(help="Folder of a cohort; may be left out for a run that has begun.", callback=cohort_here),
 ]
 RunOption = Annotated[
     Path, typer.Option("--out", help="Folder of the run; the same command again continues where it stopped.")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from its2clr import far
+
 if TYPE_CHECKING:
     from its2clr.engine.progress import Progress
 
@@ -15,7 +17,7 @@ console = Console(highlight=False)
 
 def say(text: str) -> None:
     """Print a text as it is: no markup, no wrapping."""
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(far.spelled(text), markup=False, soft_wrap=True)
 
 
 def progress(name: str, total: int, unit: str) -> "Progress":

@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from its2clr import far
 from its2clr.cli import cohort, experiments, inspection, results, training, tuning, viewing
 from its2clr.cli.output import console, is_first_process
 from its2clr.errors import Its2clrError
@@ -123,7 +124,7 @@ def main() -> None:
                 _unforeseen(error)
             if _debugging():
                 raise
-            said = str(error) if ours else said_out_of_memory(error)
+            said = far.spelled(str(error)) if ours else said_out_of_memory(error)
             if is_first_process():
                 _say_error(f"error: {said}")
             sys.exit(2)

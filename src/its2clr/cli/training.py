@@ -16,6 +16,7 @@ from its2clr.cli.options import (
     SeedOption,
     SetOption,
     SizeOption,
+    cohort_here,
 )
 from its2clr.cli.output import is_first_process, print_table, say
 from its2clr.errors import InputError
@@ -154,7 +155,8 @@ def aggregate(
     cohort: Annotated[
         Path | None,
         typer.Argument(
-            help="Folder of a cohort, or with --labels of feature files; may be left out for a run that has begun."
+            help="Folder of a cohort, or with --labels of feature files; may be left out for a run that has begun.",
+            callback=cohort_here,
         ),
     ] = None,
     run: RunOption = Path("runs/fit"),

@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
-from its2clr.cli.options import SetOption
+from its2clr.cli.options import SetOption, cohort_here
 from its2clr.cli.output import say
 from its2clr.errors import InputError
 
 
 def tune(
     cohort: Annotated[
-        Path | None, typer.Argument(help="Folder of a cohort; may be left out for a study that has begun.")
+        Path | None,
+        typer.Argument(help="Folder of a cohort; may be left out for a study that has begun.", callback=cohort_here),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder of the study; the same command again continues where it stopped.")

@@ -30,6 +30,7 @@ from its2clr.cohort.manifest import Manifest, check_manifest
 from its2clr.cohort.parallel import map_in_threads
 from its2clr.cohort.splits import SPLITS
 from its2clr.cohort.tables import (
+    TABLES,
     UNKNOWN_LABEL,
     Problem,
     at_row,
@@ -47,7 +48,6 @@ _Labels = npt.NDArray[np.int8]
 
 _EXAMPLES = 5
 _DIGEST = "S16"
-_TABLES = (".csv", ".tsv", ".txt")
 _FLAT = 2.0  # grey values; background tiles are alike in every slide and leak nothing
 
 
@@ -91,7 +91,7 @@ def examine(
         Errors first, then warnings, then notes.
     """
     path = Path(path)
-    if path.suffix.lower() not in _TABLES:
+    if path.suffix.lower() not in TABLES:
         findings = _examine_cohort(path, decode, workers)
     elif features is not None:
         from its2clr.cohort.features.feature_doctor import examine_features

@@ -7,8 +7,6 @@ cannot be written, the hashes are kept in the user's cache. `its2clr doctor` rea
 
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -21,7 +19,7 @@ from its2clr.cohort.layout import tile_path
 from its2clr.cohort.parallel import Progress, map_in_threads
 from its2clr.cohort.tiles import Content, read_content, written_content
 from its2clr.errors import InputError
-from its2clr.files import read_json, stamp, write_json
+from its2clr.files import read_json, stamp, user_cache, write_json
 from its2clr.wording import shortened
 
 CONTENT_FILE = "content.json"
@@ -100,8 +98,7 @@ def recorded_contents(folder: Path) -> dict[str, list[list[Any]]]:
 def _places(folder: Path) -> tuple[Path, Path]:
     """Where the hashes are kept: in the cohort, or where that cannot be written, in the cache of the user."""
     name = hashlib.sha256(str(folder.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", tempfile.gettempdir()), ".cache"))
-    return folder / CONTENT_FILE, cache / "its2clr" / f"content-{name}.json"
+    return folder / CONTENT_FILE, user_cache() / f"content-{name}.json"
 
 
 def _read(path: Path) -> _Entries:

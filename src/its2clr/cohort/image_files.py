@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from its2clr import far
 from its2clr.cohort.layout import Encoding
 from its2clr.errors import InputError
 from its2clr.files import is_there
@@ -74,7 +75,8 @@ def prepare_image(
             crop to.
     """
     try:
-        content = path.read_bytes()
+        with far.local(path) as file:
+            content = file.read_bytes()
     except OSError as error:
         reason = "the file does not exist" if not is_there(path) else f"cannot be read ({error.strerror})"
         raise ImageProblem(reason) from error

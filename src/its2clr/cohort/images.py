@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from its2clr import far
 from its2clr.cohort.image_files import Crop, ImageProblem, Resize, check_tile_settings, prepare_image
 from its2clr.cohort.layout import CohortInfo, Encoding, LeftOut
 from its2clr.cohort.manifest import Manifest
@@ -156,7 +157,7 @@ def usual_tile_size(bags: Manifest) -> TilePixels:
     sides = []
     for file in files[:: -(-len(files) // IMAGES_LOOKED_AT)]:
         try:
-            with Image.open(file) as image:
+            with far.local(Path(file)) as found, Image.open(found) as image:
                 sides.append(max(image.size))
         except (OSError, ValueError, Image.DecompressionBombError):
             continue  # packing names what is wrong with it

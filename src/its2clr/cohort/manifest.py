@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from its2clr import far
 from its2clr.cohort.splits import FEWEST_BAGS
 from its2clr.cohort.tables import (
     UNKNOWN_LABEL,
@@ -198,17 +199,18 @@ def _list_folders(table: pd.DataFrame, path: Path, problems: list[Problem]) -> p
     members: list[tuple[str, str, str, int]] = []
     for (row, cell), bag_id in zip(column_cells(table, "path"), table["bag_id"].tolist(), strict=True):
         where = at_row(path, row)
-        folder = path.parent.absolute() / cell
+        folder = far.below(path.parent, cell)
         if not cell:
             problems.append(Problem(where, "path is empty, expected a folder of images"))
             continue
-        if not (is_there(folder) and folder.is_dir()):
+        if not (far.is_far(folder) or (is_there(folder) and folder.is_dir())):
             reason = "is not a folder" if is_there(folder) else "does not exist"
             problems.append(Problem(where, f"path {cell!r} {reason} ({folder})"))
             continue
         files = list_images(folder)
         if not files:
-            message = f"bag {bag_id!r} has no images: none directly in {folder} ({', '.join(IMAGE_SUFFIXES)})"
+            there = f"none directly in {far.address_of(folder)} ({', '.join(IMAGE_SUFFIXES)})"
+            message = f"bag {bag_id!r} has no images: {there}"
             problems.append(Problem(where, message))
         rows += [row] * len(files)
         members += [(bag_id, str(file), file.name, UNKNOWN_LABEL) for file in files]
@@ -218,9 +220,7 @@ def _list_folders(table: pd.DataFrame, path: Path, problems: list[Problem]) -> p
 def list_images(folder: Path) -> list[Path]:
     """The image files directly in a folder, sorted by name; hidden files are no images."""
     return sorted(
-        file
-        for file in folder.iterdir()
-        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
+        file for file in far.files_in(folder) if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
     )
 
 
@@ -236,8 +236,8 @@ def _read_instances(
     table = read_table(path, problems)
     if table is None or not require_columns(table, path, ("bag_id", "file"), problems):
         return None
-    root = (path.parent if images_root is None else Path(images_root)).absolute()
-    if not root.is_dir():
+    root = far.absolute(path.parent if images_root is None else Path(images_root))
+    if not (far.is_far(root) or root.is_dir()):
         problems.append(Problem(str(root), "the folder of the images does not exist"))
         return None
     known = set(bags["bag_id"].tolist())
@@ -257,9 +257,9 @@ def _read_instances(
     labels = [UNKNOWN_LABEL] * len(table)
     if labelled and "label" in table.columns:
         labels = parse_instance_labels(table, path, problems)
-    files = [root / name for name in names]
+    files = [far.below(root, name) for name in names]
     # single missing images are left out when packing; if there are none at all, the folder is wrong
-    if names and not any(is_there(file) for file in files):
+    if names and not any(far.is_far(file) or is_there(file) for file in files):
         message = f"none of the files exist, the first would be {files[0]}; is the images root {root} right?"
         problems.append(Problem(at_row(path, table.index.tolist()[0]), message))
     members = list(zip(table["bag_id"].tolist(), map(str, files), names, labels, strict=True))

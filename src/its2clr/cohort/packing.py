@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
 
+from its2clr import far
 from its2clr.cohort.identity import bag_contents, recorded_contents
 from its2clr.cohort.layout import (
     BAGS_FILE,
@@ -328,9 +329,11 @@ def fingerprint(*content: object) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def file_stamp(path: Path) -> tuple[int, int]:
-    """Size and time of change of a file; (-1, -1) if there is none."""
+def file_stamp(path: Path) -> tuple[int, int | str]:
+    """Size and time of change of a file, or the version of an object far away; (-1, -1) if there is none."""
     try:
+        if far.is_far(path):
+            return far.stamp(path)
         status = path.stat()
     except OSError:
         return -1, -1

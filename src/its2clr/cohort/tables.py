@@ -14,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from its2clr import far
 from its2clr.cohort.splits import SPLITS
 from its2clr.errors import InputError
 from its2clr.wording import did_you_mean, shortened, shortened_lines
 
+TABLES = (".csv", ".tsv", ".txt")
+"""Endings of files that are tables."""
 UNKNOWN_LABEL = -1
 """Label of an instance whose ground truth is not known."""
 
@@ -83,7 +86,8 @@ def read_table(path: Path, problems: list[Problem]) -> pd.DataFrame | None:
         The cells, indexed by row; None if the file cannot be used at all.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with far.local(path) as file:
+            text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         problems.append(Problem(str(path), "is not UTF-8 text; save it as 'CSV UTF-8'"))
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
+from its2clr import far
 from its2clr.cohort import LeftOut, read_manifest
 from its2clr.cohort.features.feature_manifest import FeatureBag, read_feature_manifest
 from its2clr.cohort.features.layouts import SUFFIXES, find_feature_files, read_header
@@ -67,7 +68,7 @@ class Inputs:
 
     def leave_out(self, path: Path, problem: str, row: int = 0) -> None:
         """Note an input that cannot be predicted."""
-        self.left_out.append(LeftOut("", str(path), row, problem))
+        self.left_out.append(LeftOut("", far.address_of(path), row, problem))
 
 
 def sort_inputs(paths: Iterable[str | Path], kind: Kind) -> Inputs:
@@ -81,12 +82,12 @@ def sort_inputs(paths: Iterable[str | Path], kind: Kind) -> Inputs:
         InputError: A path does not exist, or a manifest is wrong.
     """
     found = Inputs()
-    named = list(dict.fromkeys(Path(path).absolute() for path in paths))
+    named = list(dict.fromkeys(far.absolute(Path(path)) for path in paths))
     if not named:
         raise InputError("nothing to predict: give cohorts, slides, folders of images, feature files or a manifest")
     for path in named:
-        if not path.exists():
-            raise InputError(f"{path}: there is no such file or folder")
+        if not (far.is_file(path) or far.is_folder(path)):
+            raise InputError(f"{far.address_of(path)}: there is no such file or folder")
     for path in named:
         _sort(path, kind, found)
     found.slides = _with_distinct_names(_once(found.slides), lambda slide: slide.file)
@@ -124,9 +125,9 @@ def distinct_names(named: Sequence[tuple[str, Path]]) -> list[str]:
 
 
 def _sort(path: Path, kind: Kind, found: Inputs) -> None:
-    if (path / INFO_FILE).is_file():
-        found.cohorts.append(path)
-    elif path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES:
+    if far.is_file(path / INFO_FILE):
+        found.cohorts.append(far.folder_here(path))
+    elif far.is_file(path) and path.suffix.lower() in MANIFEST_SUFFIXES:
         _read_manifest(path, kind, found)
     elif kind == "tiles":
         reason = "it is not known how the tiles of the model's own cohort were made (it was resampled)"
@@ -164,7 +165,7 @@ def _read_manifest(path: Path, kind: Kind, found: Inputs) -> None:
 
 
 def _find_features(path: Path, found: Inputs) -> None:
-    if path.is_file():
+    if far.is_file(path):
         _add_features([FeatureBag(path.stem, 0, path)], found)
         return
     files = find_feature_files(path)
@@ -180,31 +181,31 @@ def _add_features(bags: Iterable[FeatureBag], found: Inputs) -> None:
         try:
             read_header(bag.file)
         except FeatureProblem as problem:
-            found.leave_out(bag.file, str(problem).removeprefix(f"{bag.file}: "), bag.row)
+            found.leave_out(bag.file, str(problem).removeprefix(f"{far.address_of(bag.file)}: "), bag.row)
         else:
             found.features.append(bag)
 
 
 def _find_slides(path: Path, found: Inputs) -> None:
-    if path.is_file() and path.suffix.lower() in SUFFIXES:
+    if path.suffix.lower() in SUFFIXES and far.is_file(path):
         found.leave_out(path, "holds features, and the model takes slides")
         return
-    files = [path] if path.is_file() else find_slides(path)
+    files = [path] if far.is_file(path) else find_slides(path)
     if not files:
         reason = f"there is no slide in this folder ({', '.join(SLIDE_SUFFIXES)})"
-        if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.rglob("*")):
+        if any(file.suffix.lower() in IMAGE_SUFFIXES for file in far.files_below(path)):
             reason += "; it holds images, and the model is for slides"
         found.leave_out(path, reason)
-    found.slides += [Slide(bag_id=file.stem or file.name, row=0, file=file, name=str(file)) for file in files]
+    found.slides += [Slide(file.stem or file.name, row=0, file=file, name=far.address_of(file)) for file in files]
 
 
 def _find_folders(path: Path, found: Inputs) -> None:
-    if path.is_file():
+    if far.is_file(path):
         found.leave_out(path, "is one file, and the model is for bags of images: put the images of a bag into a folder")
         return
     folders = [path]
     if not list_images(path):
-        folders = [one for one in sorted(path.iterdir()) if one.is_dir() and not one.name.startswith(".")]
+        folders = far.folders_in(path)
         if not any(list_images(one) for one in folders):
             kinds = ", ".join(IMAGE_SUFFIXES)
             found.leave_out(path, f"there are no images in this folder, nor in the folders directly in it ({kinds})")

@@ -15,7 +15,7 @@ from its2clr.cohort.layout import PROBLEMS_FILE
 from its2clr.cohort.manifest import BagTable
 from its2clr.cohort.packing import NoBagLeftError
 from its2clr.cohort.parallel import default_workers
-from its2clr.cohort.slides import Slide, SlideManifest, SlideProblem, open_slide, pack_slides
+from its2clr.cohort.slides import Slide, SlideManifest, SlideProblem, open_named_slide, pack_slides
 from its2clr.cohort.slides.slide_image import believable, check_mpp
 from its2clr.cohort.tables import UNKNOWN_LABEL, read_table
 from its2clr.engine.devices import Engine
@@ -103,7 +103,7 @@ def _with_scale(slide: Slide, default_mpp: MicronsPerPixel) -> Slide:
     It is not a setting of the cohort: a change would then tile every slide again, also those that say their scale.
     """
     try:
-        with open_slide(slide.file) as image:
+        with open_named_slide(slide.file) as image:
             said = believable(image.mpp)
     except SlideProblem:  # reported when it is tiled
         return slide

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from its2clr import far
 from its2clr.cohort.features.feature_manifest import FeatureBag, FeatureManifest
 from its2clr.cohort.features.layouts import FeatureHeader, PlacedFeatures, read_foreign_features, read_header
 from its2clr.cohort.features.tile_grids import FeatureProblem
@@ -150,7 +151,8 @@ def _header(bag: FeatureBag) -> FeatureHeader | LeftOut:
 
 
 def _left_out(bag: FeatureBag, problem: InputError) -> LeftOut:
-    return LeftOut(bag.bag_id, str(bag.file), bag.row, str(problem).removeprefix(f"{bag.file}: "))
+    file = far.address_of(bag.file)
+    return LeftOut(bag.bag_id, file, bag.row, str(problem).removeprefix(f"{file}: "))
 
 
 def _one_dimension(bags: Sequence[FeatureBag], headers: Mapping[str, FeatureHeader]) -> int:
@@ -203,13 +205,13 @@ def _pack(bag: FeatureBag, *, out: Path, coords: Path | None) -> BagResult:
         tile_size=found.tile_size,
         tile_size_level0=found.tile_size_level0,
         mpp=tile_mpp(found.mpp_level0, found.tile_size, found.tile_size_level0),
-        source=str(bag.file.absolute() if bag.slide is None else bag.slide),
+        source=far.address_of(far.absolute(bag.slide or bag.file)),
         attributes={
             **({} if found.magnification is None else {"magnification": found.magnification}),
             **({} if found.overlap is None else {"overlap": found.overlap}),
             FINGERPRINT: made_from,
             "mpp_level0": found.mpp_level0,
-            "feature_file": str(bag.file.absolute()),
+            "feature_file": far.address_of(far.absolute(bag.file)),
             "layout": found.layout,
             "extractor": found.extractor,
             "notes": json.dumps(found.notes),
@@ -232,7 +234,7 @@ def placed_features(bag: FeatureBag, coords: Path | None) -> PlacedFeatures:
 
 def _slide_facts(bag: FeatureBag) -> tuple[MicronsPerPixel | None, Level0Size | None]:
     """Microns per pixel of level 0 by the table or the slide, and the slide's size; None where unknown."""
-    if bag.slide is None:
+    if bag.slide is None or far.is_far(bag.slide):  # no slide is fetched only to learn its scale and size
         return bag.mpp, None
     try:
         with open_slide(bag.slide) as slide:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from its2clr import far
 from its2clr.cohort.features.feature_cohort import placed_features
 from its2clr.cohort.features.feature_manifest import FeatureBag, read_feature_manifest
 from its2clr.cohort.features.layouts import PlacedFeatures
@@ -43,7 +44,7 @@ def examine_features(
     found: dict[str, tuple[str, int, int, tuple[str, ...]]] = {}
     for bag, read in zip(manifest.files, map_in_threads(_read, manifest.files, workers), strict=True):
         if isinstance(read, str):
-            yield Finding("warning", at_row(path, bag.row), f"{bag.file}: {read}; will be left out")
+            yield Finding("warning", at_row(path, bag.row), f"{far.address_of(bag.file)}: {read}; will be left out")
         else:
             found[bag.bag_id] = read
     dims = Counter(dim for _, dim, _, _ in found.values())
@@ -65,5 +66,5 @@ def _read(bag: FeatureBag) -> tuple[str, int, int, tuple[str, ...]] | str:
     try:
         read: PlacedFeatures = placed_features(bag, None)
     except FeatureProblem as problem:
-        return str(problem).removeprefix(f"{bag.file}: ")
+        return str(problem).removeprefix(f"{far.address_of(bag.file)}: ")
     return read.layout, read.features.shape[1], len(read.features), read.notes

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from its2clr import far
 from its2clr.cohort.features.layouts import SUFFIXES, find_feature_files
 from its2clr.cohort.features.tile_grids import FeatureProblem
 from its2clr.cohort.layout import LeftOut
@@ -92,7 +93,7 @@ def read_feature_manifest(
         except FeatureProblem as problem:
             left_out.append(LeftOut(bag_id, "", row, str(problem)))
             continue
-        slide = (root / str(cells["file"])).absolute() if cells.get("file") else None
+        slide = far.below(root, str(cells["file"])) if cells.get("file") else None
         bags.append(FeatureBag(bag_id, row, file, slide, scales.get(row)))
     if not bags:
         raise InputError(f"{features}: no bag of {path} has a feature file here; {left_out[0].problem}")
@@ -100,7 +101,7 @@ def read_feature_manifest(
 
 
 def _feature_files(folder: Path) -> dict[str, list[Path]]:
-    if not folder.is_dir():
+    if not far.is_folder(folder):
         raise InputError(f"{folder}: is no folder; name the folder of the feature files")
     files = find_feature_files(folder)
     if not files:
@@ -110,9 +111,10 @@ def _feature_files(folder: Path) -> dict[str, list[Path]]:
 
 def _file_of(bag_id: str, named: str, folder: Path, files: Mapping[str, Sequence[Path]]) -> Path:
     if named:
-        if not is_there(folder / named):
-            raise FeatureProblem(f"{folder / named}: there is no such feature file")
-        return folder / named
+        file = Path(named) if far.is_far(named) else folder / named
+        if not (far.is_far(file) or is_there(file)):
+            raise FeatureProblem(f"{file}: there is no such feature file")
+        return file
     found = files.get(bag_id) or files.get(Path(bag_id).stem)
     if not found:
         raise FeatureProblem(f"there is no feature file {bag_id}.h5 or {bag_id}.pt in {folder}")

@@ -12,7 +12,8 @@ its2clr    as TRIDENT, with mpp (of the tiles) and encoder
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from its2clr import far
 from its2clr.cohort.features.tile_grids import (
     PATCHES,
     FeatureProblem,
@@ -86,9 +88,9 @@ def find_feature_files(folder: Path) -> dict[str, list[Path]]:
     Files of coordinates alone, in folders named `patches`, are none.
     """
     found: dict[str, list[Path]] = {}
-    for path in sorted(folder.rglob("*")):
+    for path in far.files_below(folder):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in SUFFIXES and path.parent.name != PATCHES and not hidden and path.is_file():
+        if path.suffix.lower() in SUFFIXES and path.parent.name != PATCHES and not hidden:
             found.setdefault(unquote(path.stem), []).append(path)
     for name, paths in found.items():
         found[name] = [path for path in paths if path.suffix.lower() in H5_SUFFIXES] or paths
@@ -102,14 +104,14 @@ def read_header(path: Path) -> FeatureHeader:
         FeatureProblem: It holds no features of tiles, or cannot be read.
     """
     _check_kind(path)
-    with damage_said(f"{path}: {_DAMAGED}", raised=FeatureProblem):
-        if path.suffix.lower() == ".pt":
-            return FeatureHeader("CLAM", *_checked_shape(path, tuple(_torch_features(path).shape)))
-        with open_h5(path) as h5:
-            layout = _layout(path, h5)
+    with _at_hand(path) as file, damage_said(f"{file}: {_DAMAGED}", raised=FeatureProblem):
+        if file.suffix.lower() == ".pt":
+            return FeatureHeader("CLAM", *_checked_shape(file, tuple(_torch_features(file).shape)))
+        with open_h5(file) as h5:
+            layout = _layout(file, h5)
             shape = tuple(h5["feats" if layout == "STAMP" else "features"].shape)
             extractor = _extractor(attributes_of(h5))
-        return FeatureHeader(layout, *_checked_shape(path, shape), extractor)
+        return FeatureHeader(layout, *_checked_shape(file, shape), extractor)
 
 
 def read_foreign_features(
@@ -126,8 +128,26 @@ def read_foreign_features(
         FeatureProblem: It cannot be used.
     """
     _check_kind(path)
-    with damage_said(f"{path}: {_DAMAGED}", raised=FeatureProblem):
-        return _read(path, mpp, coords)
+    with _at_hand(path) as file, damage_said(f"{file}: {_DAMAGED}", raised=FeatureProblem):
+        return _read(file, mpp, coords)
+
+
+@contextmanager
+def _at_hand(path: Path) -> Iterator[Path]:
+    """The file, fetched if its path is an address; what is wrong with it is said of the address."""
+    if not far.is_far(path):
+        yield path
+        return
+    address, opened = far.address_of(path), ExitStack()
+    try:
+        file = opened.enter_context(far.local(path))
+    except FileNotFoundError as error:
+        raise FeatureProblem(f"{address}: there is no such object") from error
+    with opened:
+        try:
+            yield file
+        except FeatureProblem as problem:
+            raise FeatureProblem(str(problem).replace(str(file), address)) from problem
 
 
 def _read(path: Path, mpp: MicronsPerPixel | None, coords: Path | None) -> PlacedFeatures:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
 
+from its2clr import far
 from its2clr.cohort.image_files import Resize, encode_tile
 from its2clr.cohort.layout import Encoding, LeftOut, tile_path
 from its2clr.cohort.packing import FINGERPRINT, BagResult, file_stamp, fingerprint, path_to_write, whole_tile_file
@@ -18,7 +19,7 @@ from its2clr.cohort.slides.classes import shapes_of
 from its2clr.cohort.slides.glass import Glass
 from its2clr.cohort.slides.ground_truth import label_tiles, read_ground_truth
 from its2clr.cohort.slides.overview import Overview, overview_path
-from its2clr.cohort.slides.slide_image import SlideImage, SlideProblem, open_slide, slide_mpp
+from its2clr.cohort.slides.slide_image import SlideImage, SlideProblem, open_named_slide, slide_mpp
 from its2clr.cohort.slides.slide_manifest import Slide
 from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail, read_tile
 from its2clr.cohort.slides.tissue import TissueTest
@@ -127,7 +128,7 @@ def pack_slide(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult:
     """
     path = tile_path(out, slide.bag_id)
     try:
-        with disk_full_said(path), open_slide(slide.file) as image, Spool(path.parent) as spool:
+        with disk_full_said(path), open_named_slide(slide.file) as image, Spool(path.parent) as spool:
             return _pack(slide, image, spool, out, settings)
     except Exception as error:
         if isinstance(error, Its2clrError | OSError):  # of writing: what is read raises a SlideProblem
@@ -203,7 +204,7 @@ def _pack(slide: Slide, image: SlideImage, spool: "Spool", out: Path, settings: 
         tile_size=plan.tile_size,
         tile_size_level0=plan.side,
         mpp=plan.mpp,
-        source=str(slide.file),
+        source=far.address_of(slide.file),
         encoding=settings.encoding,
         attributes={
             FINGERPRINT: made_from,

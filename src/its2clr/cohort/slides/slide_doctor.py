@@ -11,7 +11,7 @@ from its2clr.cohort.slides.annotations import read_shapes
 from its2clr.cohort.slides.classes import check_chosen_classes
 from its2clr.cohort.slides.ground_truth import share_outside
 from its2clr.cohort.slides.shapes import Shapes, union
-from its2clr.cohort.slides.slide_image import SlideImage, SlideProblem, believable, open_slide, slide_mpp
+from its2clr.cohort.slides.slide_image import SlideImage, SlideProblem, believable, open_named_slide, slide_mpp
 from its2clr.cohort.slides.slide_manifest import Slide, read_slide_manifest
 from its2clr.cohort.tables import at_row
 from its2clr.errors import InputError
@@ -77,7 +77,7 @@ def _inspect(slide: Slide, path: Path, asked: SlideQuestions) -> tuple[list[Find
         except InputError as error:
             findings.append(Finding("warning", where, f"its annotation cannot be used: {error}; will be left out"))
     try:
-        with open_slide(slide.file) as image:
+        with open_named_slide(slide.file) as image:
             findings += _judge(slide, image, shapes, where, asked)
     except SlideProblem as problem:
         findings.append(Finding("warning", where, f"{slide.file}: {problem}; will be left out"))

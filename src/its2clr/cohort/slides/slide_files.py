@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from its2clr import far
+
 SLIDE_SUFFIXES = (
     ".bif", ".czi", ".dcm", ".mrxs", ".ndpi", ".scn", ".svs", ".svslide", ".tif", ".tiff", ".vms", ".vmu", ".zvi",
 )  # fmt: skip
@@ -12,6 +14,8 @@ SLIDE_SUFFIXES = (
 
 def find_slides(folder: Path) -> list[Path]:
     """Slides in a folder and the folders below it, sorted; hidden files are left out, and a DICOM slide counts once."""
+    if far.is_far(folder):
+        return [file for file in far.files_below(folder) if file.suffix.lower() in SLIDE_SUFFIXES]
     found: list[Path] = []
     seen: set[Path] = set()
     for place, folders, names in os.walk(folder, followlinks=True):

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from PIL import Image
 
+from its2clr import far
 from its2clr.errors import InputError
 from its2clr.files import damage_said, is_there
 from its2clr.units import Level0Pixels, Level0Size, MicronsPerPixel
@@ -20,6 +21,7 @@ _MOST_UNEQUAL = 1.05
 _LARGEST_CACHE = 256 * 2**20
 _SMALLEST_CACHE = 32 * 2**20
 _OME = "<OME "
+_SEVERAL_FILES = (".dcm", ".mrxs", ".vms", ".vmu")
 _OTHER_COMPRESSION = "Unsupported TIFF compression"
 
 
@@ -91,6 +93,24 @@ def open_slide(path: Path) -> Iterator[SlideImage]:
         yield slide
     finally:
         slide.close()
+
+
+@contextmanager
+def open_named_slide(path: Path) -> Iterator[SlideImage]:
+    """Open a slide that a person named: a file, or an address, from which it is fetched.
+
+    Raises:
+        SlideProblem: As `open_slide`, or there is no such object.
+        InputError: It cannot be fetched.
+    """
+    with ExitStack() as opened:
+        if far.is_far(path) and path.suffix.lower() in _SEVERAL_FILES:
+            raise SlideProblem(f"a slide of several files ({path.suffix}) is not fetched; copy its folder here")
+        try:
+            file = opened.enter_context(far.local(path))
+        except FileNotFoundError as error:
+            raise SlideProblem("there is no such object") from error
+        yield opened.enter_context(open_slide(file))
 
 
 def _open(path: Path) -> SlideImage:

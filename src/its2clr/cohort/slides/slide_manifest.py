@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from its2clr import far
 from its2clr.cohort.layout import LeftOut
 from its2clr.cohort.manifest import BagTable, check_bags
 from its2clr.cohort.slides.slide_files import find_slides
@@ -29,7 +30,7 @@ class Slide:
     Attributes:
         bag_id: The bag.
         row: The row of the manifest.
-        file: The slide, absolute.
+        file: The slide, absolute or an address.
         name: The slide as written in the manifest.
         mpp: Microns per pixel of level 0 as the manifest says, for files that do not.
         annotation: File of the annotated regions.
@@ -120,7 +121,7 @@ def read_slide_manifest(
 def _files_by_name(table: pd.DataFrame, path: Path, folder: Path, problems: list[Problem]) -> list[str]:
     """The slide of each row, where no column names it: the one in a folder that is called as the bag is."""
     found: dict[str, list[Path]] = {}
-    for file in find_slides(folder.absolute()) if folder.is_dir() else ():
+    for file in find_slides(far.absolute(folder)) if far.is_folder(folder) else ():
         for name in {file.stem, file.name}:
             found.setdefault(name, []).append(file)
     files = []
@@ -183,19 +184,22 @@ def _list_slides(
             problems.append(Problem(at_row(path, row), "file is empty, expected a slide"))
         elif (known := first.setdefault(os.path.normpath(name), row)) != row:
             problems.append(Problem(at_row(path, row), f"file {name!r} is already the slide of row {known}"))
+        if annotation and far.is_far(far.below(annotations_root, annotation)):
+            message = f"annotation {annotation!r}: annotations are read from this machine; copy them, and name their"
+            problems.append(Problem(at_row(path, row), f"{message} folder with --annotations-root"))
         slides.append(
             Slide(
                 bag_id=bag_id,
                 row=row,
-                file=slides_root.absolute() / name,
+                file=far.below(slides_root, name),
                 name=name,
                 mpp=scales.get(row),
-                annotation=annotations_root.absolute() / annotation if annotation else None,
+                annotation=far.below(annotations_root, annotation) if annotation else None,
                 unannotated=(0 if label == 0 else UNKNOWN_LABEL) if annotated else None,
             )
         )
     # single missing slides are left out when tiling; if there are none at all, the folder is wrong
-    if slides and all(names) and not any(is_there(slide.file) for slide in slides):
+    if slides and all(names) and not any(far.is_far(slide.file) or is_there(slide.file) for slide in slides):
         message = f"none of the files exist, the first would be {slides[0].file}; is the folder of slides right?"
         problems.append(Problem(at_row(path, slides[0].row), message))
     return tuple(slides)
