@@ -490,6 +490,10 @@ class EngineConfig(Section):
         "auto",
         description="compile the network before training; auto: on a GPU, if the training is long enough to gain time",
     )
+    loggers: list[Literal["mlflow"]] = Field(
+        default_factory=list,
+        description="where numbers go besides metrics.jsonl and TensorBoard; MLFLOW_TRACKING_URI names MLflow's server",
+    )
 
 
 class RunConfig(Section):

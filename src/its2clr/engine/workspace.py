@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -14,6 +14,7 @@ from its2clr.files import disk_full_said, read_metrics, write_text
 
 if TYPE_CHECKING:
     from its2clr.engine.event_file import EventFile
+    from its2clr.engine.mlflow_run import MlflowRun
 
 SAY_EVERY_SECONDS = 5.0
 """Metrics of an epoch are printed at most this often."""
@@ -30,6 +31,7 @@ class Workspace:
         on_log: Called in the first process after every entry of the log, with its stage and epoch; an error that it
             raises stops the training, which can be continued.
         saved: The stage that is being trained and its last saved epoch.
+        mlflow: Where numbers go besides, in the first process, if the settings ask for it.
     """
 
     def __init__(self, path: Path, engine: Engine) -> None:
@@ -37,6 +39,7 @@ class Workspace:
         self.engine = engine
         self.on_log: Callable[[str, int], None] | None = None
         self.saved: tuple[str, int] | None = None
+        self.mlflow: MlflowRun | None = None
         self._events: dict[str, EventFile] = {}
         self._last_said = 0.0
 
@@ -50,7 +53,8 @@ class Workspace:
         with (self.path / ".lock").open("w", encoding="utf-8") as file:
             self.engine.on_writer(lambda: _lock_file(file, self.path))
             try:
-                yield
+                with nullcontext() if self.mlflow is None else self.mlflow.watched():
+                    yield
             except KeyboardInterrupt:
                 if self.saved is not None:
                     stage, epoch = self.saved
@@ -69,14 +73,17 @@ class Workspace:
         values: Mapping[str, float],
         unsaid: Mapping[str, float] | None = None,
     ) -> None:
-        """Append to metrics.jsonl and TensorBoard, and print every few seconds; `unsaid` goes to the file only."""
+        """Append to metrics.jsonl, TensorBoard and MLflow, print every few seconds; `unsaid` goes to the file only."""
         if not self.engine.is_writer:
             return
         path = self.path / "metrics.jsonl"
         with disk_full_said(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"stage": stage, "epoch": epoch, **values, **(unsaid or {})}) + "\n")
+        named = {f"{stage}/{name}": value for name, value in values.items()}
         if (events := self._event_file(stage, epoch)) is not None:
-            events.add(epoch, {f"{stage}/{name}": value for name, value in values.items()})
+            events.add(epoch, named)
+        if self.mlflow is not None:
+            self.mlflow.log(epoch, named)
         now = time.monotonic()
         if now - self._last_said > SAY_EVERY_SECONDS or epoch == epochs:
             self._last_said = now

@@ -14,7 +14,7 @@ from its2clr.errors import InputError
 from its2clr.files import hash_files, is_as_recorded, read_json, record, remove_half_written, write_json, write_text
 from its2clr.run.made_from import MADE_FROM_FILE, read_made_from
 from its2clr.run.saved import read_run_config
-from its2clr.settings import config_difference, without_folders
+from its2clr.settings import config_difference, flatten, without_folders
 from its2clr.units import TilePixels
 from its2clr.version import __version__
 
@@ -112,6 +112,23 @@ class RunDirectory(Workspace):
             f"{self.cohort}: the cohort has changed since {self.path} began; restore it, or train a new run "
             "(another --out folder):\n  " + "\n  ".join(lines)
         )
+
+    def open_loggers(self) -> None:
+        """Reach what the settings want numbers to be sent to.
+
+        Raises:
+            InputError: It cannot be used.
+        """
+
+        def connect() -> None:
+            from its2clr.engine.mlflow_run import MlflowRun
+
+            settings = flatten(without_folders(self.config.model_dump(mode="json")))
+            about = {"its2clr": __version__, "cohort": str(self.cohort), **settings}
+            self.mlflow = MlflowRun(self.path, about, self.engine.say)
+
+        if "mlflow" in self.config.engine.loggers and self.mlflow is None:
+            self.engine.on_writer(connect)
 
     def check_given(self, setting: str, path: Path) -> None:
         """Remember a file or folder that a setting names when it is first used; refuse it when it has changed since.

@@ -35,6 +35,7 @@ from its2clr.run.results_file import (
 )
 from its2clr.run.scores import RESULTS_FILE, Model, Scores, write_predictions
 from its2clr.run.stages import Stages
+from its2clr.settings import flatten
 
 
 def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
@@ -105,6 +106,9 @@ def evaluate(stages: Stages, *, of_features: bool = True) -> dict[str, Any]:
     if stages.engine.is_writer:
         write_predictions(run.path, cohort, scores, made_from)
         write_json(run.path / RESULTS_FILE, results)  # last: it says what the tables were made from
+        if run.mlflow is not None:
+            with run.mlflow.watched():
+                run.mlflow.log(0, _scores_of(results))
     run.mark_done("evaluate", **notes)
     return results
 
@@ -120,6 +124,13 @@ def _score(stages: Stages, models: list[Model], unlabelled: Mapping[str, Cohort]
                 if model.encoder == encoder:
                     scores[model][name] = Scores.of(aggregators[model], features)
     return scores
+
+
+def _scores_of(results: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers about the test bags of every encoder, by one name each."""
+    of_encoders = {f"test/{name}": results[name]["test"] for name in ENCODERS if "test" in results.get(name, {})}
+    flat = flatten({**of_encoders, "comparison": results.get("comparison", {})})
+    return {key: value for key, value in flat.items() if isinstance(value, float)}
 
 
 def _measure_models(

@@ -81,6 +81,7 @@ class Stages:
             raise InputError(f"{cohort.path}: this cohort has no labels; it can be predicted, not trained with")
         self.run.check_cohort(cohort)
         self._check_given()
+        self.run.open_loggers()
         return cohort.without_test()
 
     def _check_given(self) -> None:
