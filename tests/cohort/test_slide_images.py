@@ -68,7 +68,7 @@ def test_plain_tiff_through_tifffile(tmp_path, more):
 
 
 def test_plainly_stored_pixels_are_mapped_not_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("its2clr.cohort.slides.tiff._CACHE_BYTES", 1000)
+    monkeypatch.setattr("its2clr.cohort.slides.tiff._LARGEST_DECODED", 250)
     pixels = draw(703, 511)
     path = write_plain(tmp_path / "a.tif", pixels, rowsperstrip=511)
     with open_slide(path) as slide:
@@ -77,7 +77,7 @@ def test_plainly_stored_pixels_are_mapped_not_loaded(tmp_path, monkeypatch):
 
 
 def test_a_full_cache_of_blocks_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("its2clr.cohort.slides.tiff._CACHE_BYTES", 64 * 64 * 3 * 2)
+    monkeypatch.setattr("its2clr.cohort.slides.tiff.cache_bytes", lambda row: 64 * 64 * 3 * 2)
     pixels = draw(704, 512)
     path = write_ome(tmp_path / "a.ome.tif", pixels)
     with open_slide(path) as slide:

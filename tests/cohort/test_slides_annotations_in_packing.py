@@ -60,7 +60,8 @@ def test_covered_share_becomes_ground_truth(manifest, tmp_path):
     assert labels_of(out, "1") == [[0, 1, -1, 0], [0, 1, -1, 0], [0, 0, 0, 0]]
 
 
-def test_annotations_are_drawn(manifest, tmp_path):
+def test_annotations_are_drawn(manifest, tmp_path, monkeypatch):
+    monkeypatch.setattr("its2clr.cohort.slides.overview._LARGEST_TILE", 64)  # so a pixel is one of the slide
     slide = read_slide_manifest(manifest, annotations_root=manifest.parent / "drawn").slides[1]
     pack_slide(slide, tmp_path / "out", SETTINGS)
     picture = np.asarray(Image.open(tmp_path / "out" / "overviews" / "1.png")).astype(int)

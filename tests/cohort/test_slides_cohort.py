@@ -74,7 +74,7 @@ def test_slides_become_a_cohort_and_a_second_run_changes_nothing(slides, tmp_pat
     assert (out / "bags.csv").read_text().splitlines()[0] == "bag_id,label,split,group,EGFR,KRAS,n_instances"
     assert [one.level for one in examine(out) if one.level == "error"] == []
     for bag_id in cohort.bags["bag_id"]:
-        assert Image.open(out / "overviews" / f"{bag_id}.png").size == (640, 480)
+        assert Image.open(out / "overviews" / f"{bag_id}.png").size == (400, 300)  # 40 per tile
     before = snapshot(out)
     again = pack_slides(manifest, out, SETTINGS, scheduler=scheduler)
     assert (again.n_packed, again.n_skipped, again.counts) == (0, 6, summary.counts)
@@ -375,7 +375,8 @@ def test_nothing_answers_at_the_address(slides, tmp_path, monkeypatch):
         pack_slides(read_slide_manifest(slides), tmp_path / "out", SETTINGS, scheduler="tcp://127.0.0.1:9")
 
 
-def test_margins_that_hold_no_tile_are_seen_in_the_picture(slides, tmp_path):
+def test_margins_that_hold_no_tile_are_seen_in_the_picture(slides, tmp_path, monkeypatch):
+    monkeypatch.setattr("its2clr.cohort.slides.overview._LARGEST_TILE", 64)  # so a pixel is one of the slide
     pixels = np.full((250, 330, 3), 120, np.uint8)
     pixels[..., 0] = 200
     write_plain(slides.parent / "train-0.tif", pixels, mpp=0.5)

@@ -130,6 +130,27 @@ def test_saturation_is_that_of_the_slow_reference():
         assert TissueTest(mean + 1e-6).judge(tile) == "low_saturation"
 
 
+def test_what_is_sure_without_saturation_is_what_saturation_says():
+    high, spread = np.divmod(np.arange(256 * 256), 256)
+    low = np.maximum(high - spread, 0)
+    every = np.stack([high, low, low], axis=-1).astype(np.uint8)  # each pair of largest and smallest channel
+    sure = 0
+    for pixel in every[spread <= high]:
+        tile = Image.fromarray(pixel.reshape(1, 1, 3))
+        saturation = tile.convert("HSV").getpixel((0, 0))[1]
+        for least in (30.0, float(saturation), min(saturation + 0.5, 255.0)):
+            verdict = TissueTest(least)._surely(tile)
+            assert verdict in (None, "kept" if saturation >= least else "low_saturation"), (pixel, least)
+            sure += verdict is not None
+    assert sure > 25_000
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        pixels = rng.normal(rng.uniform(60, 250, 3), rng.uniform(0, 40), (24, 24, 3)).clip(0, 255).astype(np.uint8)
+        tile = Image.fromarray(pixels)
+        mean = np.asarray(tile.convert("HSV"))[..., 1].mean()
+        assert TissueTest().judge(tile) == ("kept" if mean >= 30 else "low_saturation")
+
+
 def test_share_of_tissue():
     pixels = np.full((10, 10, 3), 240, np.uint8)
     pixels[:4] = (200, 50, 120)

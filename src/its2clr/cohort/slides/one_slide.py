@@ -19,6 +19,7 @@ from its2clr.cohort.slides.classes import shapes_of
 from its2clr.cohort.slides.glass import Glass
 from its2clr.cohort.slides.ground_truth import label_tiles, read_ground_truth
 from its2clr.cohort.slides.overview import Overview, overview_path
+from its2clr.cohort.slides.quick_reads import quick_reads
 from its2clr.cohort.slides.slide_image import SlideImage, SlideProblem, open_named_slide, slide_mpp
 from its2clr.cohort.slides.slide_manifest import Slide
 from its2clr.cohort.slides.tiler import cut_tiles, plan_tiles, read_thumbnail, read_tile
@@ -128,7 +129,12 @@ def pack_slide(slide: Slide, out: Path, settings: SlideSettings) -> SlideResult:
     """
     path = tile_path(out, slide.bag_id)
     try:
-        with disk_full_said(path), open_named_slide(slide.file) as image, Spool(path.parent) as spool:
+        with (
+            disk_full_said(path),
+            open_named_slide(slide.file) as opened,
+            quick_reads(opened) as image,
+            Spool(path.parent) as spool,
+        ):
             return _pack(slide, image, spool, out, settings)
     except Exception as error:
         if isinstance(error, Its2clrError | OSError):  # of writing: what is read raises a SlideProblem

@@ -16,7 +16,7 @@ from its2clr.files import atomic_path
 from its2clr.units import Level0Pixels
 
 OVERVIEWS_FOLDER = "overviews"
-_LARGEST_SIDE = 1024
+_LARGEST_SIDE, _LARGEST_TILE = 1024, 40
 _KEPT = (0, 120, 60)
 _VEIL = 0.55
 _ANNOTATED = (220, 0, 0)
@@ -31,7 +31,8 @@ class Overview:
     """The slide, small: its thumbnail, or painted from the tiles as they are read."""
 
     def __init__(self, base: Level, plan: Plan, thumbnail: Image.Image | None) -> None:
-        self._scale = min(1.0, _LARGEST_SIDE / max(base.width, base.height))  # canvas pixels per level-0 pixel
+        # canvas pixels per level-0 pixel; more than is needed to see a tile would take longer to write than to tile
+        self._scale = min(1.0, _LARGEST_SIDE / max(base.width, base.height), _LARGEST_TILE / plan.side)
         size = (max(1, round(base.width * self._scale)), max(1, round(base.height * self._scale)))
         self._side = plan.side
         self._end = (plan.columns - 1) * plan.step + plan.side, (plan.rows - 1) * plan.step + plan.side

@@ -18,7 +18,7 @@ SMALLEST_MPP, LARGEST_MPP = MicronsPerPixel(0.05), MicronsPerPixel(10.0)
 """What a microscope can have; 1200 dots per inch, a screen's 72 dpi and the like fall outside."""
 
 _MOST_UNEQUAL = 1.05
-_LARGEST_CACHE = 256 * 2**20
+LARGEST_CACHE = 256 * 2**20
 _SMALLEST_CACHE = 32 * 2**20
 _OME = "<OME "
 _SEVERAL_FILES = (".dcm", ".mrxs", ".vms", ".vmu")
@@ -152,32 +152,30 @@ def _open_with_openslide(path: Path) -> "OpenSlideImage | None":
     ):
         slide.close()
         return None
-    return OpenSlideImage(slide)
+    return OpenSlideImage(slide, path)
 
 
 class OpenSlideImage:
     """A slide that OpenSlide reads."""
 
-    def __init__(self, slide: Any) -> None:
-        self._slide = slide
+    def __init__(self, slide: Any, file: Path) -> None:
+        self._slide, self.file = slide, file
         self.levels = tuple(
             Level(width, height, downsample)
             for (width, height), downsample in zip(slide.level_dimensions, slide.level_downsamples, strict=True)
         )
         self.mpp = _openslide_mpp(slide.properties)
         self.identity = str(slide.properties.get("openslide.quickhash-1", ""))
+        self.vendor = str(slide.properties.get("openslide.vendor", ""))
         self._use_cache()
 
     def _use_cache(self) -> None:
-        """Make room for two rows of the file's own tiles, so that walking along a row decodes each of them once."""
         import openslide
 
         height = 512
         with suppress(ValueError):
             height = int(self._slide.properties.get("openslide.level[0].tile-height", height))
-        wanted = 2 * 4 * height * self.levels[0].width
-        capacity = min(max(wanted, _SMALLEST_CACHE), _LARGEST_CACHE)
-        self._slide.set_cache(openslide.OpenSlideCache(capacity))
+        self._slide.set_cache(openslide.OpenSlideCache(cache_bytes(4 * height * self.levels[0].width)))
 
     def read_region(self, x: Level0Pixels, y: Level0Pixels, level: int, width: int, height: int) -> Image.Image:
         """Read a region of a level; see `SlideImage`."""
@@ -192,6 +190,11 @@ class OpenSlideImage:
     def close(self) -> None:
         """Free the file."""
         self._slide.close()
+
+
+def cache_bytes(row: int) -> int:
+    """Room for two rows of the file's own tiles, so that walking along a row decodes each of them once."""
+    return min(max(2 * row, _SMALLEST_CACHE), LARGEST_CACHE)
 
 
 def slide_size(slide: SlideImage) -> Level0Size:

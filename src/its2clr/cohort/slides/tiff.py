@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from its2clr.cohort.slides.slide_image import Level, Scale, SlideProblem, over_white
+from its2clr.cohort.slides.slide_image import Level, Scale, SlideProblem, cache_bytes, over_white
 from its2clr.units import Level0Pixels, MicronsPerPixel
 
-_CACHE_BYTES = 128 * 2**20
+_LARGEST_DECODED = 32 * 2**20
 _LARGEST_BLOCK = 2**30
 _PER_MICRON = {"nm": 1e-3, "um": 1.0, "µm": 1.0, "μm": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6}
 _MICRONS_PER_UNIT = {2: 25400.0, 3: 10000.0}  # ResolutionUnit inch and centimetre
@@ -64,6 +64,11 @@ class TiffImage:
             self.close()
             raise SlideProblem(f"is a damaged TIFF: {_describe(error)}") from error
 
+    @property
+    def is_whole_rgb(self) -> bool:
+        """Whether every level is stored as RGB, and none of its blocks is missing."""
+        return all(level.is_whole_rgb for level in self._planes)
+
     def read_region(self, x: Level0Pixels, y: Level0Pixels, level: int, width: int, height: int) -> Image.Image:
         """Read a region of a level; see `SlideImage`."""
         downsample = self.levels[level].downsample
@@ -102,12 +107,17 @@ class _LevelPages:
             (page.tilelength, page.tilewidth) if page.is_tiled else (min(page.rowsperstrip, self.height), self.width)
         )
         self._interleaved = axes == "YXS"
-        self._mapped = self._map(page) if self._block_bytes > _CACHE_BYTES // 4 else None
+        self._mapped = self._map(page) if self._block_bytes > _LARGEST_DECODED else None
         if self._mapped is None and self._block_bytes > _LARGEST_BLOCK:
             size = f"{self._block_bytes / 2**30:.0f} GiB"
             raise SlideProblem(f"is stored in blocks of {size}, too large to decode; convert it to a tiled TIFF")
         self._cache: OrderedDict[tuple[int, int], npt.NDArray[np.uint8]] = OrderedDict()
-        self._cached = 0
+        self._cached, self._room = 0, cache_bytes(self._block_height * self.width * self.samples)
+
+    @property
+    def is_whole_rgb(self) -> bool:
+        """See `TiffImage`."""
+        return self._interleaved and self.samples == 3 and all(all(page.databytecounts) for page in self._pages)
 
     @property
     def _block_bytes(self) -> int:
@@ -168,7 +178,7 @@ class _LevelPages:
         pixels: npt.NDArray[np.uint8] = segment[0, : self.height - block.y, : self.width - block.x]
         self._cache[key] = pixels
         self._cached += pixels.nbytes
-        while self._cached > _CACHE_BYTES and len(self._cache) > 1:
+        while self._cached > self._room and len(self._cache) > 1:
             self._cached -= self._cache.popitem(last=False)[1].nbytes
         return pixels
 

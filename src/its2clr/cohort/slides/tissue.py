@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageChops
 
 from its2clr.errors import InputError
 
@@ -38,6 +38,8 @@ class TissueTest:
         """Test one RGB tile."""
         if self.min_saturation == 0 and self.min_tissue == 0:
             return "kept"
+        if (verdict := self._surely(tile)) is not None:
+            return verdict
         pixels_of_value = np.array(tile.convert("HSV").getchannel("S").histogram())
         total = tile.width * tile.height
         if pixels_of_value @ _VALUES / total < self.min_saturation:
@@ -45,3 +47,17 @@ class TissueTest:
         if self.min_tissue and pixels_of_value[self.min_saturation <= _VALUES].sum() / total < self.min_tissue:
             return "low_tissue"
         return "kept"
+
+    def _surely(self, tile: Image.Image) -> Verdict | None:
+        """What follows from the largest and smallest channel of each pixel alone, at a fourth of the cost; most tiles.
+
+        Saturation, 255 (max - min) / max cut to a whole number, is above max - min - 1; its mean is at most 255 times
+        that of max - min, divided by the smallest max.
+        """
+        red, green, blue = tile.split()
+        high = ImageChops.lighter(ImageChops.lighter(red, green), blue)
+        low = ImageChops.darker(ImageChops.darker(red, green), blue)
+        mean = float(np.asarray(ImageChops.subtract(high, low)).mean())
+        if 255 * mean < (self.min_saturation - 1) * int(np.asarray(high).min()):
+            return "low_saturation"
+        return "kept" if mean >= self.min_saturation + 1 and not self.min_tissue else None
