@@ -32,6 +32,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +336,36 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def tables(found: dict[str, Any]) -> list[str]:
+    """What was measured, as two tables of Markdown; docs/scale.md holds them."""
+    bags = sorted(found["bags"], key=int)
+    names = [name for name in found["bags"][bags[0]] if name != "epochs"]
+    spans = list(pairwise(bags))
+    head = [*(f"CPU s, {n}" for n in bags), *(f"CPU ms per bag, {a} to {b}" for a, b in spans)]
+    lines = _head("", *head, *(f"peak MB, {n}" for n in bags))
+    for name in names:
+        used = [found["bags"][n][name] for n in bags]
+        steps = [b["cpu_seconds"] - a["cpu_seconds"] for a, b in pairwise(used)]
+        per_bag = [f"{1000 * step / (int(b) - int(a)):.1f}" for step, (a, b) in zip(steps, spans, strict=True)]
+        seconds = [f"{one['cpu_seconds']:.0f}" for one in used]
+        lines.append(_row(name, *seconds, *per_bag, *(one["peak_mb"] for one in used)))
+    slides = sorted(found["slides"], key=int)
+    lines += ["", *_head("slides", "tiles", "CPU s", "CPU s per slide", "peak MB")]
+    for count in slides:
+        one = found["slides"][count]
+        seconds = one["cpu_seconds"]
+        lines.append(_row(count, one["tiles"], f"{seconds:.0f}", f"{seconds / int(count):.2f}", one["peak_mb"]))
+    return lines
+
+
+def _head(*cells: str) -> list[str]:
+    return [_row(*cells), "|---" * len(cells) + "|"]
+
+
+def _row(*cells: str | float) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bags", type=int, nargs="*", default=[1000, 3000, 10000])
@@ -367,6 +398,8 @@ def main(arguments: list[str] | None = None) -> None:
         with emptied(given.folder) as folder:
             found.setdefault("slides", {}).update(measure_slides(folder, given.slides, given.side, said))
         keep()
+    if {"bags", "slides"} <= found.keys():
+        print("\n".join(tables(found)))
 
 
 if __name__ == "__main__":

@@ -234,12 +234,12 @@ def _predicted(path: Path) -> Source:
         raise
     except Exception as error:
         raise InputError(f"{path}: its predictions cannot be read ({error}); run `its2clr predict` again") from error
-    rows = {str(bag_id): part.sort_values("instance") for bag_id, part in table.groupby("bag_id", sort=False)}
+    rows = {str(bag_id): places for bag_id, places in table.groupby("bag_id", sort=False).indices.items()}
 
     def bag(bag_id: str) -> BagScores:
         if bag_id not in rows or bag_id not in places:
             raise InputError(f"{path}: no predictions for bag {bag_id!r}")
-        tiles, part = places[bag_id].tiles(), rows[bag_id]
+        tiles, part = places[bag_id].tiles(), table.iloc[rows[bag_id]].sort_values("instance")
         wanted, place = scored.get(bag_id), places[bag_id]
         found = None if wanted is None else bag_contents(place.cohort.path, [place.bag_id])[place.bag_id].tiles
         if found != wanted or not np.array_equal(part[["x", "y"]].to_numpy(), tiles.coords):

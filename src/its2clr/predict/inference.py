@@ -23,7 +23,7 @@ from its2clr.run.scores import Scores
 from its2clr.settings import parse_override, resolve_config
 from its2clr.tile_store import TileStore
 
-GROUP_BYTES = 2**29
+GROUP_BYTES = 2**28
 """Bytes of decoded tiles held at once, while as many are being decoded; a larger bag is a part of its own."""
 
 

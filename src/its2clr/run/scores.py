@@ -351,9 +351,10 @@ class RunScores:
 
 def rows_of_bags(bag_ids: "pd.Series[str]") -> dict[str, slice]:
     """Where the rows of each bag are in a table that holds one bag after the other."""
-    ids = bag_ids.to_numpy(dtype=object)
-    starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]])).tolist()
-    return {str(ids[start]): slice(start, end) for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)}
+    codes, names = pd.factorize(bag_ids)  # numbers: millions of texts as Python objects would take seconds and memory
+    starts = np.flatnonzero(np.diff(codes, prepend=-1)).tolist()
+    ends = [*starts[1:], len(codes)]
+    return {str(names[codes[start]]): slice(start, end) for start, end in zip(starts, ends, strict=True)}
 
 
 def _listed(values: list[Any]) -> str:
