@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint browser s3 docs mutation campaign lock clean
+.PHONY: setup demo test lint browser s3 docs mutation campaign slurm lock clean
 
 setup: $(READY)
 
@@ -46,6 +46,10 @@ mutation: $(READY) ## which small changes of the method's source no test notices
 campaign: $(READY) ## attack every command for MINUTES: kills, damaged inputs, full disks, stale caches, failing processes, the viewer
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris==3.0.0 || echo "no Atheris here: inputs are not guided"
 	$(BIN)/python -m tests.campaign --minutes $(or $(MINUTES),60)
+
+slurm: $(READY) ## start a small Slurm on this machine and submit the files of docs/guide/cluster.md; as root on Debian it is installed
+	@command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ] || { apt-get update -qq; apt-get install -y -qq slurm-wlm munge; }
+	ITS2CLR_SLURM=1 $(BIN)/python -m pytest -v -s tests/slurm
 
 lock: ## exact versions of a fresh install of the ranges in pyproject.toml
 	$(PYTHON) -m venv .venv-lock

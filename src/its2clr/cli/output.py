@@ -1,6 +1,5 @@
 """What commands print with, and which process prints."""
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,8 +34,3 @@ def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str
     for row in rows:
         table.add_row(*row)
     Console(highlight=False, width=max(console.width, 100)).print(table)
-
-
-def is_first_process() -> bool:
-    """Whether this process prints for all that were started together."""
-    return os.environ.get("RANK", "0") == "0"

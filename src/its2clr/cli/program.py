@@ -10,8 +10,9 @@ import typer
 
 from its2clr import far
 from its2clr.cli import cohort, experiments, inspection, results, training, tuning, viewing
-from its2clr.cli.output import console, is_first_process
+from its2clr.cli.output import console
 from its2clr.errors import Its2clrError
+from its2clr.launcher import is_first_process
 from its2clr.memory_limit import is_out_of_memory, said_out_of_memory, take_blas_memory
 from its2clr.signals import TERMINATED, Termination
 from its2clr.version import __version__

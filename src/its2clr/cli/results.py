@@ -18,8 +18,9 @@ from its2clr.cli.options import (
     ScoredSplitOption,
     WorkersOption,
 )
-from its2clr.cli.output import is_first_process, print_table, progress, say
+from its2clr.cli.output import print_table, progress, say
 from its2clr.errors import InputError
+from its2clr.launcher import is_first_process
 from its2clr.units import MicronsPerPixel
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from its2clr.cli.options import (
     SizeOption,
     cohort_here,
 )
-from its2clr.cli.output import is_first_process, print_table, say
+from its2clr.cli.output import print_table, say
 from its2clr.errors import InputError
+from its2clr.launcher import is_first_process
 
 if TYPE_CHECKING:
     from its2clr.run.stages import Stages

@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import socket
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,12 +13,17 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 
 from its2clr.config import EngineConfig
 from its2clr.engine.progress import Progress, ProgressBar, TotalWork
 from its2clr.errors import InputError, Its2clrError, TrainingError
+from its2clr.launcher import launched_processes, started_by_srun, started_by_torchrun
 from its2clr.seeds import derive_seed
 
 T = TypeVar("T")
@@ -50,11 +56,17 @@ class Engine:
         if precision == "auto":
             precision = "bf16-mixed" if accelerator == "cuda" else "32-true"
         devices, nodes = launched_processes()
+        if accelerator == "cuda" and torch.cuda.device_count() < devices:
+            raise InputError(
+                f"{devices} processes were started on this node, but this one sees {torch.cuda.device_count()} GPU(s); "
+                "start one process per GPU, each of which sees all (with Slurm --gpus-per-node, not --gpus-per-task)"
+            )
         self.fabric = Fabric(
             accelerator=accelerator,
             devices=devices,
             num_nodes=nodes,
             precision=precision,
+            plugins=_process_environment(devices),
             strategy=DDPStrategy(timeout=COLLECTIVE_TIMEOUT) if devices * nodes > 1 else "auto",
         )
         if devices * nodes > 1:
@@ -191,13 +203,28 @@ def share_batch_norm(network: nn.Module) -> nn.Module:
     return shared
 
 
-def launched_processes() -> tuple[int, int]:
-    """Processes per node, and number of nodes, as torchrun or Slurm started them; (1, 1) without a launcher."""
-    environment = os.environ
-    if "TORCHELASTIC_RUN_ID" in environment:
-        local = int(environment["LOCAL_WORLD_SIZE"])
-        return local, int(environment["WORLD_SIZE"]) // local
-    if "SLURM_PROCID" in environment and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        nodes = int(environment.get("SLURM_NNODES", "1"))
-        return int(environment.get("SLURM_NTASKS", "1")) // nodes, nodes
-    return 1, 1
+def _process_environment(processes_per_node: int) -> ClusterEnvironment:
+    """How Fabric finds the other processes; by itself it would take a script of `sbatch` for a task of `srun`."""
+    if started_by_torchrun():
+        return TorchElasticEnvironment()
+    if started_by_srun():
+        job, step = int(os.environ["SLURM_JOB_ID"]), int(os.environ["SLURM_STEP_ID"])
+        first_node = SLURMEnvironment.resolve_root_node_address(os.environ["SLURM_STEP_NODELIST"])
+        os.environ["SLURM_NTASKS_PER_NODE"] = str(processes_per_node)  # Fabric asks for it; `srun -n 2` does not set it
+        os.environ.setdefault("MASTER_ADDR", first_node)  # Fabric takes the first node of the job, not of the step
+        os.environ.setdefault("MASTER_PORT", str(15_000 + (job + 101 * step) % 10_000))  # steps may share a node
+        if int(os.environ["SLURM_STEP_NUM_TASKS"]) > 1:
+            _check_that_it_is_known(os.environ["MASTER_ADDR"])
+        return SLURMEnvironment()
+    return LightningEnvironment()
+
+
+def _check_that_it_is_known(address: str) -> None:
+    """Processes would ask for days where a node that has no such name is."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        raise InputError(
+            f"the first node of this step, {address}, is not known by that name here ({error}); "
+            "set MASTER_ADDR to its address before srun"
+        ) from error

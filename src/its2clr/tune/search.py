@@ -17,11 +17,12 @@ from typing import Any
 
 from its2clr.cohort import Cohort
 from its2clr.config import EngineConfig, RunConfig
-from its2clr.engine.devices import Engine, launched_processes
+from its2clr.engine.devices import Engine
 from its2clr.engine.progress import Progress, ProgressBar
 from its2clr.engine.shared_gpu import shared_gpu
 from its2clr.engine.workers import become_worker, locked
 from its2clr.errors import DiskFullError, InputError, TrainingError
+from its2clr.launcher import launched_processes
 from its2clr.plugins import allow_plugins, allowed_plugins
 from its2clr.processes import without_script
 from its2clr.run.opening import open_run
