@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from tests.cohort.feature_files import grid, trident
+from tests.cohort.slide_files import draw, write_pyramid
 from tests.end_to_end.commands import environment
 
 from its2clr.predict.new_bags import predict
@@ -67,3 +70,16 @@ def test_the_viewer_needs_no_torch(evaluated_run, tiny_cohort, tmp_path):
     predict(evaluated_run, tiny_cohort, tmp_path / "predicted", quiet=True)
     for shown in (evaluated_run, tmp_path / "predicted"):
         assert not loaded(OPEN_VIEWER, shown) & (HEAVY | {"sklearn", "matplotlib"})
+
+
+@pytest.mark.parametrize("kind", ["slides", "features"])
+def test_making_a_cohort_needs_no_torch(kind, tmp_path):
+    (tmp_path / kind).mkdir()
+    if kind == "slides":
+        write_pyramid(tmp_path / kind / "a.tif", draw(400, 300, blobs=6))
+    else:
+        trident(tmp_path / kind / "a.h5", np.zeros((4, 8), np.float32), grid(2, 2))
+    scale = ["--magnification", "20", "--tile-size", "32", "--workers", "1"] if kind == "slides" else []
+    found = loaded(RUN_COMMAND, "cohort", kind, tmp_path / kind, tmp_path / "out", *scale)
+    assert (tmp_path / "out" / "bags.csv").is_file()
+    assert not found & (HEAVY | {"sklearn", "matplotlib"})

@@ -256,8 +256,6 @@ def features(
     from its2clr.cohort.features.feature_cohort import pack_features
     from its2clr.cohort.features.feature_manifest import read_feature_manifest
     from its2clr.predict.new_cohort import features_of_folder
-    from its2clr.run.feature_cohorts import pack_run_features
-    from its2clr.run.features import open_run_features
 
     folder = len(paths) == 2 and from_run is None and features is None and far.is_folder(paths[0])
     if not folder and (len(paths) != (2 if from_run is None else 1) or (features is None) == (from_run is None)):
@@ -266,6 +264,9 @@ def features(
             "without labels, or `... cohort features OUT --from-run RUN`"
         )
     if from_run is not None:
+        from its2clr.run.feature_cohorts import pack_run_features
+        from its2clr.run.features import open_run_features
+
         summary = pack_run_features(open_run_features(from_run), encoder, paths[0])
     else:
         bags = (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
@@ -18,11 +18,13 @@ from its2clr.cohort.parallel import default_workers
 from its2clr.cohort.slides import Slide, SlideManifest, SlideProblem, open_named_slide, pack_slides
 from its2clr.cohort.slides.slide_image import believable, check_mpp
 from its2clr.cohort.tables import UNKNOWN_LABEL, read_table
-from its2clr.engine.devices import Engine
 from its2clr.errors import InputError
 from its2clr.predict.inputs import ImageFolder, Inputs, sort_inputs
 from its2clr.predict.tiling import Kind, Tiling
 from its2clr.units import MicronsPerPixel
+
+if TYPE_CHECKING:  # packing needs no torch
+    from its2clr.engine.devices import Engine
 
 
 class Packed(NamedTuple):
@@ -43,7 +45,7 @@ def pack_inputs(
     inputs: Inputs,
     out: Path,
     tiling: Tiling,
-    engine: Engine,
+    engine: "Engine",
     default_mpp: MicronsPerPixel | None,
     workers: int | None,
 ) -> Packed:
@@ -80,7 +82,7 @@ def _pack_slides(
     slides: Sequence[Slide],
     out: Path,
     tiling: Tiling,
-    engine: Engine,
+    engine: "Engine",
     default_mpp: MicronsPerPixel | None,
     workers: int | None,
 ) -> list[str]:
@@ -111,7 +113,7 @@ def _with_scale(slide: Slide, default_mpp: MicronsPerPixel) -> Slide:
 
 
 def _pack_folders(
-    folders: Sequence[ImageFolder], out: Path, tiling: Tiling, engine: Engine, workers: int | None
+    folders: Sequence[ImageFolder], out: Path, tiling: Tiling, engine: "Engine", workers: int | None
 ) -> list[str]:
     bags = _image_manifest(folders)
     with engine.progress("pack", len(folders), "bags") as progress:
@@ -120,7 +122,7 @@ def _pack_folders(
 
 
 def _pack_features(
-    bags: Sequence[FeatureBag], out: Path, engine: Engine, default_mpp: MicronsPerPixel | None, workers: int | None
+    bags: Sequence[FeatureBag], out: Path, engine: "Engine", default_mpp: MicronsPerPixel | None, workers: int | None
 ) -> list[str]:
     if default_mpp is not None:  # only coordinates of STAMP need a scale, which its files do not hold
         stamp = {bag.bag_id for bag in bags if bag.mpp is None and read_header(bag.file).layout == "STAMP"}
