@@ -25,6 +25,7 @@ import openslide
 import tifffile
 from PIL import Image
 
+from its2clr.cluster.place import Cluster
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
 from its2clr.cohort.slides.cluster import spread
 from its2clr.cohort.slides.glass import Glass
@@ -125,7 +126,7 @@ def seconds_of_command(manifest: Path, workers: int, expected: int) -> float:
 def seconds_to_start(workers: int) -> float:
     """From nothing to a worker that has imported what tiling needs, and back."""
     start = time.perf_counter()
-    list(spread(imports, dict.fromkeys(map(str, range(workers))), workers=workers))
+    list(spread(imports, dict.fromkeys(map(str, range(workers))), Cluster(workers=workers)))
     return time.perf_counter() - start
 
 

@@ -8,6 +8,7 @@ import typer
 from its2clr.cli.options import (
     AnnotationMppOption,
     AnnotationsRootOption,
+    ClusterOption,
     DefaultMppOption,
     FractionsOption,
     ImagesRootOption,
@@ -19,11 +20,14 @@ from its2clr.cli.options import (
     SetOption,
     SizeOption,
     SlidesRootOption,
+    SlurmOption,
     TileSizeOption,
     UnlabelledOption,
     WorkersOption,
+    cluster_of,
 )
 from its2clr.cli.output import progress, say
+from its2clr.cluster.place import LOCAL
 from its2clr.errors import InputError
 from its2clr.units import MicronsPerPixel, TilePixels
 
@@ -138,10 +142,9 @@ def slides(
     quality: QualityOption = 95,
     fractions: FractionsOption = (0.6, 0.15, 0.25),
     seed: SeedOption = 0,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Address of a Dask scheduler, e.g. tcp://node:8786; default: this machine.")
-    ] = None,
+    cluster: ClusterOption = LOCAL,
     workers: WorkersOption = None,
+    slurm: SlurmOption = None,
 ) -> None:
     """Tile whole slides: all that OpenSlide reads, TIFF and OME-TIFF. Of a DICOM slide name any one file.
 
@@ -181,6 +184,7 @@ def slides(
         quality=quality,
         skip_glass=skip_glass,
     )
+    place = cluster_of(cluster, workers, slurm)
     if manifest.is_dir():
         slides = slides_of_folder(manifest)
     else:
@@ -198,8 +202,7 @@ def slides(
             slides,
             out,
             settings,
-            scheduler=scheduler,
-            workers=workers,
+            cluster=place,
             seed=seed,
             fractions=fractions,
             progress=bar.reach_with("tiles"),
