@@ -47,7 +47,7 @@ campaign: $(READY) ## attack every command for MINUTES: kills, damaged inputs, f
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris==3.0.0 || echo "no Atheris here: inputs are not guided"
 	$(BIN)/python -m tests.campaign --minutes $(or $(MINUTES),60)
 
-slurm: $(READY) ## start a small Slurm on this machine and submit the files of docs/guide/cluster.md; as root on Debian it is installed
+slurm: $(READY) ## start a small Slurm on this machine and submit the files of docs/guide/slurm.md; as root on Debian it is installed
 	@command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ] || { apt-get update -qq; apt-get install -y -qq slurm-wlm munge; }
 	ITS2CLR_SLURM=1 $(BIN)/python -m pytest -v -s tests/slurm
 

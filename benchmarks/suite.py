@@ -31,6 +31,8 @@ import numpy as np
 import pandas as pd
 from suite_page import START, TRUTH, merged, sections
 
+from its2clr.cluster.place import LOCAL, Cluster
+from its2clr.cluster.slurm import written_settings
 from its2clr.cohort import Cohort, load_tiles, pack_images, read_manifest
 from its2clr.cohort.synthetic.synthetic_cohort import make_synthetic
 from its2clr.config import RunConfig
@@ -149,10 +151,11 @@ def run_suite(args: argparse.Namespace, rows: Mapping[str, Row], order: list[str
     resolve_config(args.recipe, args.set)  # what is wrong with them should not wait
     cohorts = prepared(args, colour=any(row.on == COLOUR for row in rows.values()))
     tasks, unplanned = planned(args, rows, cohorts)
+    cluster = Cluster(args.cluster, args.workers, written_settings(args.slurm))
     failed: dict[Job, str] = {}
     if tasks and not args.no_train:
         starts = {task.job.start: start_task(args, task.job.start) for task in tasks.values() if task.job.start}
-        failed = execute({**starts, **{task.job: task for task in tasks.values()}}, args.workers, report)
+        failed = execute({**starts, **{task.job: task for task in tasks.values()}}, cluster, report, print)
     now: dict[str, Any] = {"cohorts": list(COHORTS), "rows": order, "runs": [], "missing": []}
     for run in every_run(args, rows, cohorts):
         which = {"split": args.split, **run._asdict(), "settings": " ".join([args.recipe, *args.set])}
@@ -180,7 +183,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--row", type=own_row, action="append", default=[], metavar="'NAME: KEY=VALUE; KEY=VALUE'")
     parser.add_argument("--recipe", default="standard")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--cluster", default=LOCAL, help="local, slurm, or the address of a Dask scheduler")
+    parser.add_argument("--slurm", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument("--split", choices=["val", "test"], default="val")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-train", action="store_true", help="report what is there")
@@ -217,8 +222,8 @@ def prepared(args: argparse.Namespace, *, colour: bool) -> dict[tuple[str, int],
     folders = dict.fromkeys(COHORTS[name].folder for name, _ in needed)
     images = {folder: unpacked(args.data / folder, args.starts / "data") for folder in folders if folder}
     wanted = [(args.data, cohort_folder(args, *one), *one, images.get(COHORTS[one[0]].folder)) for one in needed]
-    side_by_side(pack, wanted, args.workers)
-    side_by_side(pack_colour_statistics, [(path,) for path in asked.values()] if colour else [], args.workers)
+    side_by_side(pack, wanted, args.workers or 1)
+    side_by_side(pack_colour_statistics, [(path,) for path in asked.values()] if colour else [], args.workers or 1)
     return asked
 
 

@@ -28,6 +28,7 @@ import openslide
 import tifffile
 from PIL import Image
 
+from its2clr.cluster.place import Cluster
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
 from its2clr.cohort.slides.cluster import spread
 from its2clr.cohort.slides.glass import Glass
@@ -140,7 +141,7 @@ def seconds_of_command(manifest: Path, workers: int, expected: int) -> tuple[flo
 def seconds_to_start(workers: int) -> tuple[float, float]:
     """From nothing to a worker that has imported what tiling needs, and back; by the clock and of CPU."""
     start, cpu = time.perf_counter(), cpu_seconds()
-    list(spread(imports, dict.fromkeys(map(str, range(workers))), workers=workers))
+    list(spread(imports, dict.fromkeys(map(str, range(workers))), Cluster(workers=workers)))
     return time.perf_counter() - start, cpu_seconds() - cpu
 
 

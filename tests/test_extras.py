@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from its2clr import cli
+from its2clr.cluster.place import Cluster
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
 from its2clr.cohort.slides.stain import StainNormaliser
 from its2clr.engine.devices import Engine
@@ -50,8 +51,10 @@ def test_a_cluster_names_its_extra(without, tmp_path):
     write_overlapping(tmp_path / "slides")
     manifest = read_slide_manifest(tmp_path / "slides" / "slides.csv")
     without("distributed")
-    with pytest.raises(InputError, match=r"--scheduler needs distributed.*its2clr\[cluster\]"):
-        pack_slides(manifest, tmp_path / "out", SlideSettings(mpp=0.5, tile_size=64), scheduler="tcp://127.0.0.1:1")
+    with pytest.raises(InputError, match=r"--cluster tcp:.* needs distributed.*its2clr\[cluster\]"):
+        pack_slides(
+            manifest, tmp_path / "out", SlideSettings(mpp=0.5, tile_size=64), cluster=Cluster("tcp://127.0.0.1:1")
+        )
 
 
 def test_stain_normalisation_names_its_extra(without):

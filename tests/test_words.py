@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("src/**/*.py"), *ROOT.glob("src/**/*.yaml"), ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
 OTHER_PROGRAMS = re.compile(
     r"make_bags\.py|benchmarks/|aws |curl |gdc-client|torchrun|srun|sbatch|pip install|--row |-->|--grid"
-    r"|tests\.campaign|--no_auto_skip|--skip_errors"
+    r"|tests\.campaign|dask |gres|--qos|--tls|--no-dashboard|--resources|--no_auto_skip|--skip_errors"
 )
 """Lines with commands of others, the arrows of a drawing, and styles of the report."""
 

@@ -4,10 +4,16 @@ import json
 import os
 import shutil
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.conftest import TINY
+
+from its2clr.experiments.execute import LOCK
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("ITS2CLR_DATA", ROOT.parent / "shared" / "data"))
@@ -133,6 +139,41 @@ def test_every_row_on_the_embedded_cohort(suite, tmp_path, monkeypatch):
     _, found = call(suite, monkeypatch, tmp_path, tmp_path, *words)
     on_test = [one for one in (*found["runs"], *found["missing"]) if one["split"] == "test"]
     assert [one["why"] for one in on_test] == ["OUT holds it with other settings of aggregator"]
+
+
+def worker_at(folder):
+    """The process that works on a run."""
+    lock = str(folder / LOCK)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if any(file.path == lock for file in process.open_files()):
+                return process
+    return None
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_twice_changes_no_number(suite, tmp_path, monkeypatch):
+    words = ["--cohorts", "demo", "--rows", "start", "ItS2CLR", "--recipe", "demo"]
+    words += ["--set", *TINY, *SHORT, "pretrain.epochs=3"]
+    failed, expected = call(suite, monkeypatch, tmp_path, tmp_path / "quiet", *words)
+    assert not failed
+    here = tmp_path / "disturbed"
+    sampling, killed = here / "demo" / "sampling-0", []
+
+    def kill():
+        for run, saved in (("pretrained", "checkpoints/pretrain*"), ("ItS2CLR", "rounds/000")):
+            folder = sampling / run / "seed-0"
+            while not list(folder.glob(saved)):
+                time.sleep(0.002)
+            process = worker_at(folder)
+            process.kill()
+            killed.append((process.pid, (folder / "results.json").exists()))
+
+    threading.Thread(target=kill, daemon=True).start()
+    failed, found = call(suite, monkeypatch, tmp_path, here, *words, "--workers", "2")
+    assert not failed
+    assert [finished for _, finished in killed] == [False, False]
+    assert found == expected
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import tifffile
 from PIL import Image
 from tests.cohort.slide_files import draw, write_levels, write_ome, write_plain, write_pyramid
 
+from its2clr.cluster.place import Cluster
 from its2clr.cohort import Cohort, decode, examine, read_tiles, tile_path
 from its2clr.cohort.slides import SlideSettings, pack_slides, read_slide_manifest
 from its2clr.cohort.slides.one_slide import pack_slide
@@ -26,7 +27,7 @@ def scheduler():
     from distributed import LocalCluster
 
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
-        yield cluster.scheduler_address
+        yield Cluster(cluster.scheduler_address)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_slides_become_a_cohort_and_a_second_run_changes_nothing(slides, tmp_pat
     seen = []
     out = tmp_path / "out"
     manifest = read_slide_manifest(slides)
-    summary = pack_slides(manifest, out, SETTINGS, scheduler=scheduler, progress=lambda *args: seen.append(args))
+    summary = pack_slides(manifest, out, SETTINGS, cluster=scheduler, progress=lambda *args: seen.append(args))
     assert (summary.n_bags, summary.n_packed, summary.n_skipped) == (6, 6, 0)
     assert [one[:2] for one in seen] == [(number, 6) for number in range(1, 7)]
     assert seen[-1][2] == summary.counts.kept
@@ -76,7 +77,7 @@ def test_slides_become_a_cohort_and_a_second_run_changes_nothing(slides, tmp_pat
     for bag_id in cohort.bags["bag_id"]:
         assert Image.open(out / "overviews" / f"{bag_id}.png").size == (400, 300)  # 40 per tile
     before = snapshot(out)
-    again = pack_slides(manifest, out, SETTINGS, scheduler=scheduler)
+    again = pack_slides(manifest, out, SETTINGS, cluster=scheduler)
     assert (again.n_packed, again.n_skipped, again.counts) == (0, 6, summary.counts)
     assert snapshot(out) == before
     places = 10 * 7 * 6
@@ -113,11 +114,11 @@ def test_tile_files_say_how_far_tiles_overlap(slides, tmp_path):
 def test_a_changed_slide_and_a_lost_picture_are_made_again(slides, tmp_path, scheduler):
     out = tmp_path / "out"
     manifest = read_slide_manifest(slides)
-    pack_slides(manifest, out, SETTINGS, scheduler=scheduler)
+    pack_slides(manifest, out, SETTINGS, cluster=scheduler)
     write_pyramid(slides.parent / "train-0.tif", draw(640, 480, seed=77))
     (out / "overviews" / "val-1.png").unlink()
     tile_path(out, "test-0").write_bytes(b"half a file")
-    summary = pack_slides(manifest, out, SETTINGS, scheduler=scheduler)
+    summary = pack_slides(manifest, out, SETTINGS, cluster=scheduler)
     assert (summary.n_packed, summary.n_skipped) == (3, 3)
     Cohort.open(out)
 
@@ -161,7 +162,7 @@ def test_each_bad_slide_is_one_clear_row(slides, tmp_path, scheduler):
     for bag_id, (name, _) in expected.items():
         add_row(slides, f"{bag_id},{name},1,1,1,q-{bag_id},train")
     out = tmp_path / "out"
-    summary = pack_slides(read_slide_manifest(slides), out, SETTINGS, scheduler=scheduler)
+    summary = pack_slides(read_slide_manifest(slides), out, SETTINGS, cluster=scheduler)
     assert (summary.n_bags, len(summary.left_out)) == (6, len(expected))
     found = problems_of(out)
     assert found.keys() == expected.keys()
@@ -175,7 +176,7 @@ def test_each_bad_slide_is_one_clear_row(slides, tmp_path, scheduler):
     assert "slides left out: 14" in text
     assert "and 4 more" in text
     before = snapshot(out)
-    pack_slides(read_slide_manifest(slides), out, SETTINGS, scheduler=scheduler)
+    pack_slides(read_slide_manifest(slides), out, SETTINGS, cluster=scheduler)
     assert snapshot(out) == before
 
 
@@ -202,7 +203,7 @@ def test_two_slides_of_one_name(slides, tmp_path, scheduler):
     write_plain(slides.parent / "other" / "train-0.tif", draw(640, 480, seed=60))
     add_row(slides, "other-train-0,other/train-0.tif,0,1,0,p9,train")
     out = tmp_path / "out"
-    assert pack_slides(read_slide_manifest(slides), out, SETTINGS, scheduler=scheduler).n_bags == 7
+    assert pack_slides(read_slide_manifest(slides), out, SETTINGS, cluster=scheduler).n_bags == 7
     sources = {read_tiles(path).source for path in (out / "tiles").iterdir()}
     assert len(sources) == 7
     add_row(slides, "train-0,other/train-0.tif,0,1,0,p9,train")
@@ -243,15 +244,15 @@ def test_unwritable_output_is_said(slides, tmp_path, scheduler):
     manifest = read_slide_manifest(slides)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file"):
-        pack_slides(manifest, tmp_path / "file", SETTINGS, scheduler=scheduler)
+        pack_slides(manifest, tmp_path / "file", SETTINGS, cluster=scheduler)
     out = tmp_path / "out"
-    pack_slides(manifest, out, SETTINGS, scheduler=scheduler)
+    pack_slides(manifest, out, SETTINGS, cluster=scheduler)
     for path in (out / "tiles").iterdir():
         path.unlink()
     (out / "tiles").rmdir()
     (out / "tiles").touch()  # no folder can be made there, not even by the superuser
     with pytest.raises(OSError, match="tiles"):
-        pack_slides(manifest, out, SETTINGS, scheduler=scheduler)
+        pack_slides(manifest, out, SETTINGS, cluster=scheduler)
 
 
 def test_a_full_disk_is_said_with_its_folder(slides, tmp_path):
@@ -270,7 +271,7 @@ def test_a_full_disk_is_said_with_its_folder(slides, tmp_path):
 def test_a_folder_without_write_permission(slides, tmp_path, scheduler):
     (tmp_path / "shut").mkdir(mode=0o500)
     with pytest.raises(PermissionError):
-        pack_slides(read_slide_manifest(slides), tmp_path / "shut" / "out", SETTINGS, scheduler=scheduler)
+        pack_slides(read_slide_manifest(slides), tmp_path / "shut" / "out", SETTINGS, cluster=scheduler)
 
 
 def test_all_tiles_can_be_read(slides, tmp_path):
@@ -299,11 +300,11 @@ def test_memory_stays_flat_over_many_slides(slides, tmp_path):
 
 def test_other_settings_are_refused(slides, tmp_path, scheduler):
     manifest = read_slide_manifest(slides)
-    pack_slides(manifest, tmp_path / "out", SETTINGS, scheduler=scheduler)
+    pack_slides(manifest, tmp_path / "out", SETTINGS, cluster=scheduler)
     with pytest.raises(InputError, match="overlap: 0 there, 4 asked for"):
-        pack_slides(manifest, tmp_path / "out", replace(SETTINGS, overlap=4), scheduler=scheduler)
+        pack_slides(manifest, tmp_path / "out", replace(SETTINGS, overlap=4), cluster=scheduler)
     with pytest.raises(InputError, match="label: label there, EGFR asked for"):
-        pack_slides(read_slide_manifest(slides, label="EGFR"), tmp_path / "out", SETTINGS, scheduler=scheduler)
+        pack_slides(read_slide_manifest(slides, label="EGFR"), tmp_path / "out", SETTINGS, cluster=scheduler)
 
 
 def test_one_of_several_label_columns(slides, tmp_path, scheduler):
@@ -319,7 +320,7 @@ def test_one_of_several_label_columns(slides, tmp_path, scheduler):
     assert len(chosen.slides) == 6
     with pytest.raises(InputError, match="label is ''"):
         read_slide_manifest(slides)
-    summary = pack_slides(chosen, tmp_path / "out", SETTINGS, scheduler=scheduler)
+    summary = pack_slides(chosen, tmp_path / "out", SETTINGS, cluster=scheduler)
     assert problems_of(tmp_path / "out") == {"more-0": "has no label in column 'EGFR'"}
     assert summary.n_bags == 6
     settings = json.loads((tmp_path / "out" / "cohort.json").read_text())["settings"]
@@ -329,7 +330,7 @@ def test_one_of_several_label_columns(slides, tmp_path, scheduler):
 def test_slides_without_labels(slides, tmp_path, scheduler):
     slides.write_text("bag_id,file\nnew,train-0.tif\n")
     manifest = read_slide_manifest(slides, labelled=False)
-    pack_slides(manifest, tmp_path / "out", SETTINGS, scheduler=scheduler)
+    pack_slides(manifest, tmp_path / "out", SETTINGS, cluster=scheduler)
     cohort = Cohort.open(tmp_path / "out")
     assert not cohort.is_labelled
     assert cohort.bags["split"].tolist() == ["test"]
@@ -370,9 +371,9 @@ def test_wrong_settings_are_refused(slides, tmp_path, change, message):
 
 
 def test_nothing_answers_at_the_address(slides, tmp_path, monkeypatch):
-    monkeypatch.setattr("its2clr.cohort.slides.cluster._CONNECT_SECONDS", 1)
+    monkeypatch.setattr("its2clr.cluster.workers._CONNECT_SECONDS", 1)
     with pytest.raises(InputError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9"):
-        pack_slides(read_slide_manifest(slides), tmp_path / "out", SETTINGS, scheduler="tcp://127.0.0.1:9")
+        pack_slides(read_slide_manifest(slides), tmp_path / "out", SETTINGS, cluster=Cluster("tcp://127.0.0.1:9"))
 
 
 def test_margins_that_hold_no_tile_are_seen_in_the_picture(slides, tmp_path, monkeypatch):

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import time
 from pathlib import Path
+
+import psutil
 
 
 def die_once(place):
@@ -22,6 +25,14 @@ def always_die(place):
 
 def where_it_runs(_):
     return os.getpid(), os.environ["OPENBLAS_NUM_THREADS"], signal.getsignal(signal.SIGINT)
+
+
+def dask_worker(_):
+    """Its process, how many threads it uses, what it is deaf to, and the ports on which it listens."""
+    time.sleep(0.3)  # so that another worker takes the next one
+    connections = psutil.Process().net_connections("inet")
+    ports = [tuple(one.laddr) for one in connections if one.status == psutil.CONN_LISTEN]
+    return os.getpid(), os.environ["OMP_NUM_THREADS"], signal.pthread_sigmask(signal.SIG_BLOCK, ()), ports
 
 
 class NotToBeSentError(Exception):

@@ -137,8 +137,9 @@ def test_viewer_and_maps_take_the_whole(study):
     assert provenance["seen_in_training"] == {}  # each bag is scored by a fold that has not seen it
 
 
-def test_a_stopped_one_ends_like_one_that_was_not(study, results, tiny_cohort, tmp_path):
+def test_a_stopped_one_ends_like_one_whose_folds_were_trained_side_by_side(study, results, tiny_cohort, tmp_path):
     words = ["fit", str(tiny_cohort), "--out", str(tmp_path / "whole"), "--folds", str(FOLDS), "--recipe", "demo"]
+    words += ["--workers", "2"]
     ended = CliRunner().invoke(app, [*words, *(part for one in SETTINGS for part in ("--set", one))])
     assert ended.exit_code == 0, ended.output
     whole = json.loads((tmp_path / "whole" / "results.json").read_text())
@@ -169,6 +170,12 @@ def test_the_page_holds_the_numbers_and_leads_to_the_folds(study, results):
 def test_another_command_is_refused(study, given, message):
     with pytest.raises(InputError, match=message):
         open_study(study.path, **given)
+
+
+def test_workers_need_folds(tiny_cohort, tmp_path):
+    ended = CliRunner().invoke(app, ["fit", str(tiny_cohort), "--out", str(tmp_path / "run"), "--workers", "2"])
+    assert isinstance(ended.exception, InputError)
+    assert "so they need --folds" in str(ended.exception)
 
 
 def test_what_cannot_be_cross_validated(tiny_cohort, study, tmp_path):

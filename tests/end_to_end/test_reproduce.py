@@ -14,6 +14,8 @@ from tests.end_to_end.commands import command, environment, its2clr
 from tests.end_to_end.test_promises import change_labels
 
 from its2clr import plugins as plugins_module
+from its2clr.cluster import workers
+from its2clr.cluster.place import Cluster
 from its2clr.cohort import Cohort
 from its2clr.cohort.synthetic.synthetic_cohort import SIZES, make_synthetic
 from its2clr.experiments.execute import LOST, Task, execute
@@ -230,6 +232,7 @@ def test_workers_end_with_a_killed_parent(few_bags, tmp_path):
 
 def test_a_lost_worker_costs_its_task_only(tmp_path, monkeypatch):
     """Tasks that kill their own process, by way of a plugin, beside one that is well."""
+    monkeypatch.setitem(workers._SETTINGS, "distributed.scheduler.allowed-failures", 0)
     monkeypatch.setattr(plugins_module, "_allowed", {str(tmp_path / "deadly.py")})
     plugin = tmp_path / "deadly.py"
     plugin.write_text("import os\nos.kill(os.getpid(), 9)\n")
@@ -240,7 +243,7 @@ def test_a_lost_worker_costs_its_task_only(tmp_path, monkeypatch):
         settings = {**base, "plugins": plugins}
         tasks[job] = Task(job, tmp_path / f"run{seed}", tmp_path / "nowhere", settings, (), of_features=False)
     outcomes = []
-    failures = execute(tasks, 2, lambda outcome, done, total: outcomes.append(outcome))
+    failures = execute(tasks, Cluster(workers=2), lambda outcome, done, total: outcomes.append(outcome))
     assert [outcome.job.seed for outcome in sorted(outcomes, key=lambda one: one.job.seed)] == [0, 1, 2]
     reasons = [failures[job] for job in tasks]
     assert reasons[0] == reasons[1] == LOST
@@ -256,7 +259,7 @@ def test_a_failed_task_leaves_no_process_to_the_next(tmp_path, monkeypatch):
     settings = {**resolve_config("demo", TINY).model_dump(mode="json"), "plugins": [str(plugin)]}
     jobs = [Job("pretrain", "/nowhere", Resampling(), (), seed) for seed in range(3)]
     tasks = {job: Task(job, tmp_path / f"run{job.seed}", tmp_path, settings, (), of_features=False) for job in jobs}
-    assert len(execute(tasks, 2, lambda outcome, done, total: None)) == 3
+    assert len(execute(tasks, Cluster(workers=2), lambda outcome, done, total: None)) == 3
     assert len(set((tmp_path / "pids").read_text().split())) == 3
 
 

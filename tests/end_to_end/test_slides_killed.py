@@ -15,9 +15,11 @@ from tests.conftest import TINY
 from tests.end_to_end.commands import command, environment, its2clr
 from tests.test_files import killed_while_writing
 
+from its2clr.cluster.place import Cluster
+from its2clr.cluster.workers import WorkersDied
 from its2clr.cohort import Cohort, read_tiles, tile_path
 from its2clr.cohort.slides import cluster
-from its2clr.cohort.slides.cluster import WorkersDied, spread
+from its2clr.cohort.slides.cluster import spread
 from its2clr.errors import InputError
 
 pytestmark = pytest.mark.xdist_group("slides")
@@ -109,15 +111,15 @@ def test_a_killed_command_goes_on_where_it_stopped(undisturbed, tmp_path):
 @pytest.mark.slow
 def test_a_piece_is_tried_again_and_a_deadly_one_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "MOST_DEATHS", 1)
-    assert dict(spread(die_once, {"a": str(tmp_path / "a")}, workers=2)) == {"a": "second try"}
-    found = dict(spread(always_die, {name: name for name in ("x", "bad", "y", "z")}, workers=2))
+    assert dict(spread(die_once, {"a": str(tmp_path / "a")}, Cluster(workers=2))) == {"a": "second try"}
+    found = dict(spread(always_die, {name: name for name in ("x", "bad", "y", "z")}, Cluster(workers=2)))
     assert isinstance(found.pop("bad"), WorkersDied)
     assert found == {"x": "x", "y": "y", "z": "z"}
 
 
 def test_no_other_user_can_give_work_to_the_workers(tmp_path):
     ports = set()
-    for _, (worker, threads, on_interrupt) in spread(where_it_runs, dict.fromkeys("abc"), workers=2):
+    for _, (worker, threads, on_interrupt) in spread(where_it_runs, dict.fromkeys("abc"), Cluster(workers=2)):
         for process in (psutil.Process(), psutil.Process(worker)):
             ports |= {one.laddr for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN}
         assert worker != os.getpid()
@@ -127,12 +129,12 @@ def test_no_other_user_can_give_work_to_the_workers(tmp_path):
 
 def test_an_error_ends_the_work_and_says_where_it_was():
     with pytest.raises(OSError, match="the disk is full") as stop:
-        list(spread(fail, {"a": "plain"}, workers=1))
+        list(spread(fail, {"a": "plain"}, Cluster(workers=1)))
     assert "in fail" in stop.value.__notes__[0]
     with pytest.raises(RuntimeError, match="NotToBeSentError: something else"):
-        list(spread(fail, {"a": "other"}, workers=1))
+        list(spread(fail, {"a": "other"}, Cluster(workers=1)))
     with pytest.raises(InputError, match="at least 1"):
-        list(spread(fail, {"a": "plain"}, workers=0))
+        list(spread(fail, {"a": "plain"}, Cluster(workers=0)))
 
 
 @pytest.mark.slow

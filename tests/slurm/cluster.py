@@ -1,7 +1,7 @@
 """A Slurm cluster of two nodes on this machine, for as long as a command runs: `python -m tests.slurm.cluster COMMAND`.
 
 Both nodes are this machine, under two names. They say that they have more processors than there are, and four GPUs
-that are empty files, so that the files of docs/guide/cluster.md can be submitted as they stand.
+that are empty files, so that the files of docs/guide/slurm.md can be submitted as they stand.
 """
 
 import os

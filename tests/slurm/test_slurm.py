@@ -1,4 +1,4 @@
-"""The files of docs/guide/cluster.md on a real Slurm; `make slurm` runs them, pytest alone skips them."""
+"""The files of docs/guide/slurm.md on a real Slurm; `make slurm` runs them, pytest alone skips them."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from tests.slurm import cluster
 
 REASON = cluster.missing() if os.environ.get("ITS2CLR_SLURM") == "1" else "takes minutes; ITS2CLR_SLURM=1 runs it"
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=REASON or ""), pytest.mark.xdist_group("slurm")]
-PAGE = ROOT / "docs" / "guide" / "cluster.md"
+PAGE = ROOT / "docs" / "guide" / "slurm.md"
 SETTINGS = [*tiny_settings(), "--set", "engine.accelerator=cpu"]
 TWO = "--ntasks-per-node=2"
 

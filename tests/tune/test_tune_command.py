@@ -14,6 +14,7 @@ from tests.conftest import TINY
 from tests.end_to_end.commands import command, environment
 
 from its2clr.cli.program import app
+from its2clr.cluster.place import Cluster
 from its2clr.errors import InputError
 from its2clr.run.opening import open_run
 from its2clr.tune.search import tune
@@ -77,7 +78,7 @@ def test_test_labels_change_nothing(tiny_cohort, space, searched, tmp_path):
 
 def test_two_workers_share_a_study(tiny_cohort, space, tmp_path, capsys):
     study = Study.begin(tmp_path / "study", tiny_cohort, "demo", QUICK, space)
-    best = tune(study, trials=TRIALS, workers=2)
+    best = tune(study, trials=TRIALS, cluster=Cluster(workers=2))
     trials = study.trials()
     assert [(trial.number, trial.state) for trial in trials] == [(number, "finished") for number in range(TRIALS)]
     assert best.value == min(trial.value for trial in trials)

@@ -9,6 +9,7 @@ from its2clr import far
 from its2clr.cli.options import (
     AnnotationMppOption,
     AnnotationsRootOption,
+    ClusterOption,
     DefaultMppOption,
     FractionsOption,
     ImagesRootOption,
@@ -20,12 +21,15 @@ from its2clr.cli.options import (
     SetOption,
     SizeOption,
     SlidesRootOption,
+    SlurmOption,
     TileSizeOption,
     UnlabelledOption,
     WorkersOption,
+    cluster_of,
     cohort_here,
 )
 from its2clr.cli.output import progress, say
+from its2clr.cluster.place import LOCAL
 from its2clr.errors import InputError
 from its2clr.units import MicronsPerPixel, TilePixels
 
@@ -140,10 +144,9 @@ def slides(
     quality: QualityOption = 95,
     fractions: FractionsOption = (0.6, 0.15, 0.25),
     seed: SeedOption = 0,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Address of a Dask scheduler, e.g. tcp://node:8786; default: this machine.")
-    ] = None,
+    cluster: ClusterOption = LOCAL,
     workers: WorkersOption = None,
+    slurm: SlurmOption = None,
 ) -> None:
     """Tile whole slides: all that OpenSlide reads, TIFF and OME-TIFF. Of a DICOM slide name any one file.
 
@@ -183,6 +186,7 @@ def slides(
         quality=quality,
         skip_glass=skip_glass,
     )
+    place = cluster_of(cluster, workers, slurm)
     if far.is_folder(manifest):
         slides = slides_of_folder(manifest)
     else:
@@ -200,8 +204,7 @@ def slides(
             slides,
             out,
             settings,
-            scheduler=scheduler,
-            workers=workers,
+            cluster=place,
             seed=seed,
             fractions=fractions,
             progress=bar.reach_with("tiles"),

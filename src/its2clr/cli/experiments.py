@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from its2clr.cli.options import SetOption
+from its2clr.cli.options import ClusterOption, SetOption, SlurmOption, cluster_of
 from its2clr.cli.output import print_table, say
+from its2clr.cluster.place import LOCAL
 
 
 def reproduce(
@@ -29,8 +30,11 @@ def reproduce(
         "runs/reproduce"
     ),
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time. Default: one per GPU, two on a CPU.")
+        int | None,
+        typer.Option(min=1, help="Runs at a time. Default: one per GPU, two on a CPU; with Slurm one."),
     ] = None,
+    cluster: ClusterOption = LOCAL,
+    slurm: SlurmOption = None,
     recipe: Annotated[str | None, typer.Option(help="Recipe to use instead of the budget's settings.")] = None,
     settings: SetOption = None,
     no_train: Annotated[
@@ -75,13 +79,15 @@ def reproduce(
     from its2clr.plugins import allow_named
 
     allow_named(settings or [])
+    here = cluster == LOCAL and workers is None and not no_train
+    place = cluster_of(cluster, default_workers() if here else workers, slurm)
     page, failed = reproduce_(
         names,
         parse_cohorts(cohort) if cohort else {"": embedded_cohort(budget, out)},
         out,
         budget=budget,
         seeds=seeds,
-        workers=workers or default_workers(),
+        cluster=place,
         recipe=recipe,
         overrides=overrides,
         train=not no_train,

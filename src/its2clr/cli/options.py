@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from its2clr import far
+from its2clr.cluster.place import Cluster
 
 
 def cohort_here(path: Path | None) -> Path | None:
@@ -41,6 +42,23 @@ MachineSetOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 WorkersOption = Annotated[int | None, typer.Option(help="Parallel workers; default: all cores.")]
+ClusterOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        help="Where: `local`, `slurm` (jobs of Slurm, see --slurm), or the address of a Dask scheduler, e.g. "
+        "tcp://node:8786.",
+    ),
+]
+SlurmOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slurm",
+        metavar="KEY=VALUE",
+        help="What a job of Slurm asks for: partition, account, time, memory, cores, gpu, workers (in a job), "
+        "interface, directives, prologue, folder; may be repeated.",
+    ),
+]
 
 NewCohortArgument = Annotated[Path, typer.Argument(help="Folder of the new cohort.")]
 SizeOption = Annotated[
@@ -97,3 +115,14 @@ ModelOption = Annotated[
         "--model", help="start, refined or end_to_end, or refined+max for another aggregator; may be repeated."
     ),
 ]
+
+
+def cluster_of(where: str, workers: int | None, slurm: list[str] | None) -> Cluster:
+    """What --cluster, --workers and --slurm say together."""
+    settings = {}
+    if slurm:
+        from its2clr.cluster.slurm import read_jobs, written_settings
+
+        settings = written_settings(slurm)
+        read_jobs(settings)  # what is wrong with them should not wait
+    return Cluster(where, workers, settings)

@@ -9,6 +9,7 @@ import typer
 
 from its2clr.cli.cohort import synthetic
 from its2clr.cli.options import (
+    ClusterOption,
     OptionalCohort,
     PositiveOption,
     RecipeOption,
@@ -16,9 +17,12 @@ from its2clr.cli.options import (
     SeedOption,
     SetOption,
     SizeOption,
+    SlurmOption,
+    cluster_of,
     cohort_here,
 )
 from its2clr.cli.output import print_table, say
+from its2clr.cluster.place import LOCAL, Cluster
 from its2clr.errors import InputError
 from its2clr.launcher import is_first_process
 
@@ -89,6 +93,11 @@ def fit(
             "that has not seen it. The cohort's own splits are not used."
         ),
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --folds: folds at a time, shared out over the GPUs. Default: 1.")
+    ] = None,
+    cluster: ClusterOption = LOCAL,
+    slurm: SlurmOption = None,
 ) -> None:
     """Run every stage: pretrain, aggregate, refine, aggregate, evaluate; and write OUT/report.html.
 
@@ -99,13 +108,20 @@ def fit(
     """
     from its2clr.crossval.study import is_study
 
-    if folds is None and not is_study(run):
-        _fit_and_evaluate(_stages(cohort, run, recipe, settings))
-    else:
-        _cross_validate(run, cohort, folds, recipe, settings or [])
+    if folds is not None or is_study(run):
+        place = cluster_of(cluster, workers, slurm)
+        _cross_validate(run, cohort, folds, recipe, settings or [], place)
+        return
+    if cluster != LOCAL or workers is not None:
+        raise InputError(
+            "--workers and --cluster spread folds, so they need --folds; for several GPUs use torchrun or srun"
+        )
+    _fit_and_evaluate(_stages(cohort, run, recipe, settings))
 
 
-def _cross_validate(out: Path, cohort: Path | None, folds: int | None, recipe: str | None, settings: list[str]) -> None:
+def _cross_validate(
+    out: Path, cohort: Path | None, folds: int | None, recipe: str | None, settings: list[str], cluster: Cluster
+) -> None:
     from its2clr.crossval.page import PAGE_FILE, results_rows, summary
     from its2clr.crossval.study import open_study
     from its2clr.crossval.train import cross_validate
@@ -115,7 +131,7 @@ def _cross_validate(out: Path, cohort: Path | None, folds: int | None, recipe: s
 
     allow_named(settings)
     study = open_study(out, cohort, folds, recipe, settings)
-    results = cross_validate(study, ask=_asks())
+    results = cross_validate(study, cluster=cluster, ask=_asks())
     if not is_first_process():
         return
     columns = ("", "bag AUC", "instance AUC", "bag AUC of the folds")

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from its2clr.cli.options import SetOption, cohort_here
+from its2clr.cli.options import ClusterOption, SetOption, SlurmOption, cluster_of, cohort_here
 from its2clr.cli.output import say
+from its2clr.cluster.place import LOCAL
 from its2clr.errors import InputError
 
 
@@ -24,7 +25,11 @@ def tune(
     hours: Annotated[
         float | None, typer.Option(min=0.0, help="Hours that the commands of this study may take, all together.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Trials at a time, shared out over the GPUs.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Trials at a time, shared out over the GPUs. Default: 1.")
+    ] = None,
+    cluster: ClusterOption = LOCAL,
+    slurm: SlurmOption = None,
     space: Annotated[
         Path | None, typer.Option(help="YAML file with what to search; see above. Default: --show-space shows it.")
     ] = None,
@@ -73,8 +78,9 @@ def tune(
     from its2clr.tune.results import PAGE_FILE, RECIPE_FILE, fit_command, summary
     from its2clr.tune.search import tune as tune_
 
+    place = cluster_of(cluster, workers, slurm)
     study = Study.begin(out, cohort, recipe, settings or [], space)
-    best = tune_(study, trials=trials, hours=hours, workers=workers)
+    best = tune_(study, trials=trials, hours=hours, cluster=place)
     say("\n".join(summary(study)))
     say(f"trials in {out / PAGE_FILE}")
     if best is None:

@@ -1,31 +1,24 @@
-"""Processes that train side by side: their share of the machine, and locks between them."""
+"""Processes that train one run after the other, side by side: their engine, and locks between them."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO
 
-from its2clr.memory_limit import take_blas_memory
-from its2clr.signals import leave_signals_to_parent
+from its2clr.config import EngineConfig
+from its2clr.engine.devices import Engine
+
+LOCK = ".worker"
+"""File in a run directory that a worker holds a lock on while it trains the run."""
 
 
-def become_worker(number: int, count: int) -> None:
-    """Make this process one of several workers: it ends with its parent and takes a share of cores and GPUs.
-
-    Args:
-        number: Which worker it is, from 0.
-        count: How many there are.
-    """
-    leave_signals_to_parent()
-    take_blas_memory()
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
-    if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
+@cache
+def lasting_engine(settings: str) -> Engine:
+    """One engine per process and settings (as JSON): its decoded tiles serve all runs on a cohort."""
+    engine = Engine(EngineConfig.model_validate_json(settings))
+    engine.memory = {}
+    return engine
 
 
 @contextmanager

@@ -1,31 +1,24 @@
 """Run jobs, starts before what starts from them, one or several at a time; one that fails does not stop the rest."""
 
 import json
-import multiprocessing
-import multiprocessing.connection
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from its2clr.cluster.place import Cluster
+from its2clr.cluster.workers import WorkersDied, workers_of
 from its2clr.engine.shared_gpu import shared_gpu
-from its2clr.engine.workers import become_worker
 from its2clr.experiments.metrics import ENCODER_OF_STAGE
 from its2clr.experiments.plan import Job
 from its2clr.plugins import allow_plugins, allowed_plugins
-from its2clr.processes import Worker, WorkerLost
-from its2clr.signals import interrupts_wait
-
-if TYPE_CHECKING:
-    from its2clr.engine.devices import Engine
 
 LONGEST_FIRST = ("pretrain", "end_to_end", "refine", "aggregate")
 """Stages in the order they are taken up: what others wait for, then the longest, so that none of these ends last."""
-LOST = "its worker was killed from outside, usually for want of memory: try fewer --workers"
+LOST = "its workers were killed from outside again and again, usually for want of memory: try fewer --workers"
 
 
 @dataclass(frozen=True)
@@ -58,19 +51,26 @@ class Outcome:
     failure: str | None = None
 
 
-def execute(tasks: Mapping[Job, Task], workers: int, report: Callable[[Outcome, int, int], None]) -> dict[Job, str]:
+def execute(
+    tasks: Mapping[Job, Task],
+    cluster: Cluster,
+    report: Callable[[Outcome, int, int], None],
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[Job, str]:
     """Run every task.
 
     Args:
         tasks: By job, starts first.
-        workers: Processes; 1 runs in this one.
+        cluster: Where; on this machine with one worker, in this process.
         report: Called after each task with its outcome, how many are done and how many there are.
+        say: Takes a line about the workers.
 
     Returns:
         Why jobs failed, by job; what starts from a failed start fails too.
     """
     failures: dict[Job, str] = {}
-    outcomes = _one_by_one(tasks) if workers == 1 else _side_by_side(tasks, min(workers, len(tasks)))
+    alone = cluster.is_local and min(cluster.workers or 1, len(tasks)) <= 1
+    outcomes = _one_by_one(tasks) if alone else _side_by_side(tasks, cluster, say)
     for done, outcome in enumerate(outcomes, start=1):
         if outcome.failure is not None:
             failures[outcome.job] = outcome.failure
@@ -80,12 +80,13 @@ def execute(tasks: Mapping[Job, Task], workers: int, report: Callable[[Outcome, 
 
 def run_task(task: Task) -> Outcome:
     """Train and measure one job; if its run is there, continue it, or only read it if it is finished."""
+    from its2clr.engine.workers import lasting_engine
     from its2clr.run.evaluation import evaluate
     from its2clr.run.opening import open_run
 
     started = time.monotonic()
     try:
-        engine = _engine(json.dumps(task.settings["engine"]))
+        engine = lasting_engine(json.dumps(task.settings["engine"]))
         stages = open_run(
             task.folder, task.cohort, None, task.settings, quiet=True, engine=engine, write_features=False
         )
@@ -110,81 +111,39 @@ def _one_by_one(tasks: Mapping[Job, Task]) -> Iterator[Outcome]:
         yield outcome
 
 
-def _side_by_side(tasks: Mapping[Job, Task], count: int) -> Iterator[Outcome]:
-    """Each worker takes the longest task whose start is finished; a worker that dies fails its own task only."""
+def _side_by_side(tasks: Mapping[Job, Task], cluster: Cluster, say: Callable[[str], None]) -> Iterator[Outcome]:
+    """Each worker takes the longest task whose start is finished; after one that fails its process does no more.
+
+    A process in which work on the GPU failed may fail at everything after it.
+    """
     pending = dict(tasks)
     settled: dict[Job, bool] = {}
-    workers = [_Trainer(_serve, (allowed_plugins(), number, count)) for number in range(count)]
-    with shared_gpu(), _stopped(workers):
-        while pending or any(worker.job for worker in workers):
-            for job in [job for job in pending if job.start is not None and settled.get(job.start) is False]:
-                del pending[job]
-                settled[job] = False
-                yield _not_started(job)
-            for worker in workers:
-                ready = [job for job in pending if job.start is None or settled.get(job.start)]
-                if worker.job is None and ready:
-                    chosen = min(ready, key=lambda job: LONGEST_FIRST.index(job.stage))
-                    worker.give(pending.pop(chosen))
-            busy = {worker.pipe: worker for worker in workers if worker.job is not None}
-            for pipe in multiprocessing.connection.wait(list(busy)):
-                outcome = busy[pipe].take()  # type: ignore[index]
-                settled[outcome.job] = outcome.failure is None
-                yield outcome
+
+    def next_task() -> tuple[Job, Task] | None:
+        ready = [job for job in pending if job.start is None or settled.get(job.start)]
+        if not ready:
+            return None
+        chosen = min(ready, key=lambda job: LONGEST_FIRST.index(job.stage))
+        return chosen, pending.pop(chosen)
+
+    with shared_gpu() if cluster.is_local else nullcontext(), workers_of(cluster, len(tasks), say) as workers:
+        train = partial(_train, allowed_plugins())
+        for job, result in workers.work(train, next_task, spoils=lambda outcome: outcome.failure is not None):
+            outcome = Outcome(job, 0.0, LOST) if isinstance(result, WorkersDied) else result
+            settled[job] = outcome.failure is None
+            yield outcome
+            for hopeless in [other for other in pending if other.start == job and outcome.failure is not None]:
+                del pending[hopeless]
+                yield _not_started(hopeless)
 
 
-@contextmanager
-def _stopped(workers: list["_Trainer"]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        with interrupts_wait():
-            for worker in workers:
-                worker.stop()
+def _train(plugins: list[str], task: Task) -> Outcome:
+    """Run a task in a worker. The worker that had it before may only have been cut off, and still be at it."""
+    from its2clr.engine.workers import LOCK, locked
 
-
-class _Trainer(Worker):
-    """A process that runs one task after the other; after a failure another one goes on."""
-
-    job: Job | None = None
-
-    def give(self, piece: Task) -> None:
-        super().give(piece)
-        self.job = piece.job
-
-    def take(self) -> Outcome:
-        assert self.job is not None
-        job, self.job = self.job, None
-        try:
-            outcome: Outcome = super().take()
-        except WorkerLost:
-            return Outcome(job, 0.0, LOST)
-        if outcome.failure is not None:
-            self.stop()  # a process in which work on the GPU failed may fail at everything after it
-        return outcome
-
-
-def _serve(pipe: Connection, plugins: list[str], number: int, count: int) -> None:
-    """Run tasks until the pipe closes, with a share of the cores and one of the GPUs."""
-    become_worker(number, count)
     allow_plugins(plugins)
-    while True:
-        try:
-            task: Task = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(run_task(task))
-
-
-@cache
-def _engine(settings: str) -> "Engine":
-    """One engine per process and settings (as JSON): its decoded tiles serve all runs on a cohort."""
-    from its2clr.config import EngineConfig
-    from its2clr.engine.devices import Engine
-
-    engine = Engine(EngineConfig.model_validate_json(settings))
-    engine.memory = {}
-    return engine
+    with locked(task.folder / LOCK):
+        return run_task(task)
 
 
 def _not_started(job: Job) -> Outcome:

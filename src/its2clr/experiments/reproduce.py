@@ -1,13 +1,14 @@
 """`its2clr reproduce`: run what some tables and figures need, and write them beside the paper's numbers."""
 
 import os
+import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from its2clr.cluster.place import Cluster, can_spread
 from its2clr.cohort import Cohort
 from its2clr.cohort.resample import resample_cohort
 from its2clr.errors import InputError
@@ -21,6 +22,8 @@ from its2clr.plugins import check_allowed
 from its2clr.version import __version__
 
 Say = Callable[[str], None]
+PAGE_EVERY_SECONDS = 60.0
+"""How often the page is written while runs are under way, at most."""
 
 
 def reproduce(
@@ -30,7 +33,7 @@ def reproduce(
     *,
     budget: str = "quick",
     seeds: int | None = None,
-    workers: int = 1,
+    cluster: Cluster = Cluster(),  # noqa: B008 (it cannot change)
     recipe: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     train: bool = True,
@@ -44,7 +47,7 @@ def reproduce(
         out: Folder for runs, tables and the page; finished runs are not trained again.
         budget: "smoke", "quick" or "paper".
         seeds: Training seeds; None: the budget's.
-        workers: Processes that train side by side, shared out over the GPUs.
+        cluster: Where runs are trained; on this machine with one worker, in this process.
         recipe: Recipe to use instead of the budget's settings.
         overrides: Settings for every run.
         train: Whether to train runs that are not finished; otherwise tables are made from those that are.
@@ -68,14 +71,6 @@ def reproduce(
         for job in jobs
         if not labelled[job.cohort] and needs_truth(job)
     }
-    failed = 0
-    if train:
-        tasks = {job: _task(job, needs, planner, say) for job, needs in jobs.items() if job not in failures}
-        say(f"{len(specs)} tables and figures, {len(tasks)} runs, {seeds} seed(s), {workers} worker(s)")
-        failures_now = execute(tasks, workers, partial(_report, say))
-        failed = len(failures_now)
-        failures |= failures_now
-        _note_runs(out, planner, tasks, failures)
     made_with = {
         "its2clr": __version__,
         "budget": budget if recipe is None else None,
@@ -84,15 +79,52 @@ def reproduce(
         "seeds": seeds,
         "cohorts": {name or "all": cohort.name for name, cohort in opened.items()},
     }
-    collector = Collector(planner, seeds, failures)
-    sections = [write_section(spec, collector, made_with) for spec in specs]
-    if len(specs) == 1:
-        page = out / specs[0].folder / "README.md"
-    else:
-        page = out / "results.md"
-        about = plan_of.about if recipe is None else f"recipe {recipe}"
-        write_text(page, "\n".join([_introduction(made_with, about, opened, failures), *sections]))
+    page = out / specs[0].folder / "README.md" if len(specs) == 1 else out / "results.md"
+
+    def write_page(to_come: int = 0) -> None:
+        collector = Collector(planner, seeds, failures)
+        sections = [write_section(spec, collector, made_with) for spec in specs]
+        if len(specs) > 1:
+            about = plan_of.about if recipe is None else f"recipe {recipe}"
+            introduction = _introduction(made_with, about, opened, failures, to_come)
+            write_text(page, "\n".join([introduction, *sections]))
+
+    failed = 0
+    if train:
+        tasks = {job: _task(job, needs, planner, say) for job, needs in jobs.items() if job not in failures}
+        where = f"{cluster.workers or 1} worker(s)" if cluster.is_local else f"on {cluster.where}"
+        say(f"{len(specs)} tables and figures, {len(tasks)} runs, {seeds} seed(s), {where}")
+        write_page_sometimes = _Sometimes(write_page)
+
+        def report(outcome: Outcome, done: int, total: int) -> None:
+            _report(say, outcome, done, total)
+            if outcome.failure is not None:
+                failures[outcome.job] = outcome.failure
+            if done < total:
+                write_page_sometimes(total - done)
+
+        failed = len(execute(tasks, cluster, report, say))
+        _note_runs(out, planner, tasks, failures)
+    write_page()
     return page, failed
+
+
+class _Sometimes:
+    """Calls a function, unless its last call was shortly ago; it takes a small share of the time.
+
+    Args:
+        function: The function.
+    """
+
+    def __init__(self, function: Callable[[int], None]) -> None:
+        self._function, self._next = function, time.monotonic() + PAGE_EVERY_SECONDS
+
+    def __call__(self, number: int) -> None:
+        began = time.monotonic()
+        if began >= self._next:
+            self._function(number)
+            ended = time.monotonic()
+            self._next = ended + max(PAGE_EVERY_SECONDS, 20 * (ended - began))
 
 
 def _report(say: Say, outcome: Outcome, done: int, total: int) -> None:
@@ -129,7 +161,11 @@ def _task(job: Job, needs: Needs, planner: Planner, say: Say) -> Task:
 
 
 def _introduction(
-    made_with: Mapping[str, Any], about: str, cohorts: Mapping[str, Cohort], failures: Mapping[Job, str]
+    made_with: Mapping[str, Any],
+    about: str,
+    cohorts: Mapping[str, Cohort],
+    failures: Mapping[Job, str],
+    to_come: int,
 ) -> str:
     changed = ", ".join(f"{key}={value}" for key, value in made_with["overrides"].items())
     lines = [
@@ -150,6 +186,8 @@ def _introduction(
         counts = ", ".join(f"{split} {row['size']} ({row['sum']} positive)" for split, row in splits.iterrows())
         where = f" for {name}" if name else ""
         lines.append(f"Cohort{where}: {cohort.name}, {cohort.n_instances} instances; bags: {counts}.\n")
+    if to_come:
+        lines.append(f"{to_come} run(s) are still to come; the page is written again as they end.\n")
     if failures:
         lines.append(f"{len(failures)} run(s) have no result; `problems.csv` says why.\n")
     return "\n".join(lines)
@@ -180,9 +218,11 @@ def _note_runs(out: Path, planner: Planner, tasks: Mapping[Job, Task], failures:
 
 
 def default_workers() -> int:
-    """One per GPU; without a GPU two, or one on a single core."""
+    """One per GPU; without a GPU two, or one on a single core, or where the packages for more are missing."""
     import torch
 
+    if not can_spread():
+        return 1
     return torch.cuda.device_count() or min(2, os.cpu_count() or 1)
 
 

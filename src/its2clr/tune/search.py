@@ -3,36 +3,32 @@
 import hashlib
 import json
 import math
-import multiprocessing
-import multiprocessing.connection
 import shutil
-import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from its2clr.cluster.place import Cluster
+from its2clr.cluster.workers import WorkersDied, workers_of
 from its2clr.cohort import Cohort
-from its2clr.config import EngineConfig, RunConfig
+from its2clr.config import RunConfig
 from its2clr.engine.devices import Engine
 from its2clr.engine.progress import Progress, ProgressBar
 from its2clr.engine.shared_gpu import shared_gpu
-from its2clr.engine.workers import become_worker, locked
+from its2clr.engine.workers import lasting_engine, locked
 from its2clr.errors import DiskFullError, InputError, TrainingError
 from its2clr.launcher import launched_processes
 from its2clr.plugins import allow_plugins, allowed_plugins
-from its2clr.processes import without_script
 from its2clr.run.opening import open_run
-from its2clr.signals import interrupts_wait
 from its2clr.tune.judge import judged
 from its2clr.tune.results import said, write_results
 from its2clr.tune.study import Claim, Found, Study
 
 DEFAULT_TRIALS = 30
-LOOK_EVERY_SECONDS = 1.0
 OF_A_START = ("seed", "encoder", "adapter", "projector", "pretrain", "plugins")
 """Sections that a start depends on; the aggregator too, if checks in pretraining use it."""
 
@@ -63,14 +59,20 @@ class Budget:
         return time.time() >= self.deadline
 
 
-def tune(study: Study, *, trials: int | None = None, hours: float | None = None, workers: int = 1) -> Found | None:
+def tune(
+    study: Study,
+    *,
+    trials: int | None = None,
+    hours: float | None = None,
+    cluster: Cluster = Cluster(),  # noqa: B008 (it cannot change)
+) -> Found | None:
     """Search until the budget of the study is spent, and write what was found into its folder.
 
     Args:
         study: The study; what it has finished already counts.
         trials: Number of trials of the whole study; None: `DEFAULT_TRIALS`, or any number if hours are given.
         hours: How long all commands of this study may run, one after the other; None: any time.
-        workers: Processes that train side by side, shared out over the GPUs.
+        cluster: Where trials are trained; on this machine with one worker, in this process.
 
     Returns:
         The best trial; None if none has finished.
@@ -93,11 +95,10 @@ def tune(study: Study, *, trials: int | None = None, hours: float | None = None,
             train_start(study, study.config, Engine(study.config.engine), quiet=False)
         with bars.start("trials", budget.trials or 0, "trials") as bar:
             watch = Watch(study, bar, bars.print, stopwatch.note)
-            if workers == 1:
+            if cluster.is_local and (cluster.workers or 1) == 1:
                 work(study, budget, watch.look)
             else:
-                with shared_gpu():
-                    _side_by_side(study, budget, workers, watch.look)
+                _side_by_side(study, budget, cluster, watch)
             watch.look()
     finally:
         stopwatch.note(every=0.0)
@@ -117,17 +118,24 @@ def work(study: Study, budget: Budget, look: Callable[[], None]) -> None:
     """
     engine = Engine(study.config.engine)
     engine.memory = {}  # decoded tiles serve all trials
-    while not budget.is_over and (claim := study.claim(budget.trials)) is not None:
-        try:
-            with claim.timed():
-                value, why, failed = run_trial(study, claim, engine, budget, look)
-            study.end(claim, value, why, failed=failed)
-            shutil.rmtree(claim.folder / "checkpoints", ignore_errors=True)
-        except OutOfTimeError:
-            return
-        finally:
-            claim.let_go()
+    while do_trial(study, budget, engine, look):
         look()
+
+
+def do_trial(study: Study, budget: Budget, engine: Engine, look: Callable[[], None]) -> bool:
+    """Do the next trial; whether there was one, and time for all of it."""
+    if budget.is_over or (claim := study.claim(budget.trials)) is None:
+        return False
+    try:
+        with claim.timed():
+            value, why, failed = run_trial(study, claim, engine, budget, look)
+        study.end(claim, value, why, failed=failed)
+        shutil.rmtree(claim.folder / "checkpoints", ignore_errors=True)
+    except OutOfTimeError:
+        return False
+    finally:
+        claim.let_go()
+    return True
 
 
 def run_trial(
@@ -205,7 +213,7 @@ class Watch:
     """
 
     def __init__(self, study: Study, bar: Progress, say: Callable[[str], None], note: Callable[[], None]) -> None:
-        self._study, self._bar, self._say, self._note = study, bar, say, note
+        self._study, self._bar, self.say, self._note = study, bar, say, note
         self._ended = {trial.number for trial in study.trials() if trial.state != "unfinished"}
         if self._ended:
             say(f"trials: {len(self._ended)} were there already")
@@ -217,7 +225,7 @@ class Watch:
         for trial in trials:
             if trial.state != "unfinished" and trial.number not in self._ended:
                 self._ended.add(trial.number)
-                self._say(said(trial, best))
+                self.say(said(trial, best))
                 self._bar.advance()
         running = [trial for trial in trials if trial.state == "unfinished"]
         self._bar.note("; ".join(f"trial {trial.number}, round {trial.rounds}" for trial in running))
@@ -225,37 +233,26 @@ class Watch:
         self._note()
 
 
-def _side_by_side(study: Study, budget: Budget, count: int, look: Callable[[], None]) -> None:
-    """Let several processes work on the study until all have ended."""
-    context = multiprocessing.get_context("spawn")
-    engine = study.config.engine.model_dump(mode="json")
-    workers: list[SpawnProcess] = []
-    try:
-        for number in range(count):
-            given = (study.path, engine, budget, allowed_plugins(), number, count)
-            worker = context.Process(target=_serve, args=given, daemon=True)
-            with interrupts_wait(), without_script():  # Ctrl-C would kill one that is still starting
-                worker.start()
-                workers.append(worker)
-        while alive := [worker.sentinel for worker in workers if worker.is_alive()]:
-            multiprocessing.connection.wait(alive, timeout=LOOK_EVERY_SECONDS)
-            look()
-    finally:
-        with interrupts_wait():
-            for worker in workers:
-                worker.kill()  # it hears no SIGTERM
-                worker.join()
-    if lost := sum(worker.exitcode != 0 for worker in workers):
-        raise TrainingError(
-            f"{lost} of {count} workers ended early. If no error stands above, they were killed from outside, usually "
-            "for want of memory: try fewer --workers. The same command goes on where they stopped."
-        )
+def _side_by_side(study: Study, budget: Budget, cluster: Cluster, watch: Watch) -> None:
+    """Let several workers work on the study, a trial at a time, until no trial is left or the time is over."""
+    study_is_over = False
+
+    def next_piece() -> tuple[None, None] | None:
+        return None if study_is_over or budget.is_over else (None, None)
+
+    engine = json.dumps(study.config.engine.model_dump(mode="json"))
+    trial = partial(_trial_in_worker, study.path.resolve(), engine, budget, allowed_plugins())
+    most = None if budget.trials is None else max(1, budget.trials)
+    with shared_gpu() if cluster.is_local else nullcontext(), workers_of(cluster, most, watch.say) as workers:
+        for _, found in workers.work(trial, next_piece, look=watch.look):
+            if isinstance(found, WorkersDied):
+                raise TrainingError(
+                    "a worker was killed from outside again and again, usually for want of memory: try fewer "
+                    "--workers. The same command goes on where it stopped."
+                )
+            study_is_over |= not found
 
 
-def _serve(path: Path, engine: dict[str, Any], budget: Budget, plugins: list[str], number: int, count: int) -> None:
-    become_worker(number, count)
+def _trial_in_worker(path: Path, engine: str, budget: Budget, plugins: list[str], _: None) -> bool:
     allow_plugins(plugins)
-    try:
-        work(Study(path, EngineConfig.model_validate(engine).model_dump(mode="json")), budget, lambda: None)
-    except DiskFullError as error:
-        sys.exit(f"error: {error}")
+    return do_trial(Study(path, json.loads(engine)), budget, lasting_engine(engine), lambda: None)

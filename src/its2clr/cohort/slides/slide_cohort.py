@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from its2clr.cluster.place import Cluster
+from its2clr.cluster.workers import WorkersDied
 from its2clr.cohort.image_files import check_tile_settings
 from its2clr.cohort.layout import PROBLEMS_FILE, CohortInfo
 from its2clr.cohort.packing import PackSummary, SplitPlan, pack_cohort
 from its2clr.cohort.slides.classes import check_chosen_classes
-from its2clr.cohort.slides.cluster import WorkersDied, spread
+from its2clr.cohort.slides.cluster import spread
 from its2clr.cohort.slides.one_slide import SlideResult, SlideSettings, TileCounts, finished, left_out, pack_slide
 from its2clr.cohort.slides.slide_image import check_mpp
 from its2clr.cohort.slides.slide_manifest import Slide, SlideManifest
@@ -68,7 +70,7 @@ def pack_slides(
     out: Path,
     settings: SlideSettings,
     *,
-    scheduler: str | None = None,
+    cluster: Cluster | None = None,
     workers: int | None = None,
     seed: int = 0,
     fractions: Sequence[float] = DEFAULT_FRACTIONS,
@@ -84,8 +86,8 @@ def pack_slides(
         manifest: The slides.
         out: The cohort folder; new, empty, or begun with the same settings. Workers write into it.
         settings: How slides become tiles.
-        scheduler: Address of a Dask scheduler; processes of this machine if None.
-        workers: Processes on this machine; the processors at hand if None.
+        cluster: Where slides are tiled; processes of this machine if None.
+        workers: Processes on this machine, where no cluster is given; the processors at hand if None.
         seed: Chooses the splits, if the manifest has none.
         fractions: Shares of train, val and test, if the manifest has no splits.
         progress: Called after each slide.
@@ -118,7 +120,7 @@ def pack_slides(
         {slide.bag_id: slide for slide in manifest.slides},
         finished=partial(finished, out=out, settings=settings),
         pack=partial(pack_slide, out=out, settings=settings),
-        spread=partial(_on_workers, out=out, scheduler=scheduler, workers=workers, progress=progress),
+        spread=partial(_on_workers, out=out, cluster=cluster or Cluster(workers=workers), progress=progress),
         splits=splits,
         left_out=manifest.left_out,
     )
@@ -166,13 +168,12 @@ def _on_workers(
     slides: Mapping[str, Slide],
     *,
     out: Path,
-    scheduler: str | None,
-    workers: int | None,
+    cluster: Cluster,
     progress: SlideProgress | None,
 ) -> Iterator[tuple[str, SlideResult]]:
     """Tile slides in other processes; one whose workers died each time is left out."""
     tiles = 0
-    with closing(spread(pack, slides, scheduler=scheduler, workers=workers)) as results:
+    with closing(spread(pack, slides, cluster)) as results:
         for done, (bag_id, result) in enumerate(results, start=1):
             outcome = left_out(slides[bag_id], _DIED) if isinstance(result, WorkersDied) else result
             tiles += outcome.n_instances

@@ -1,0 +1,1 @@
+"""Work on many machines, or on many processes of one, by Dask."""
