@@ -17,6 +17,12 @@ OTHER_PROGRAMS = re.compile(
 )
 """Lines with commands of others, the arrows of a drawing, and styles of the report."""
 
+OF_SLURM = {
+    "--array", "--cpus-per-task", "--gpus-per-node", "--gpus-per-task", "--job-name", "--kill-on-bad-exit", "--nodes",
+    "--ntasks", "--ntasks-per-node", "--open-mode", "--output", "--requeue", "--signal", "--time",
+}  # fmt: skip
+"""Options of `sbatch` and `srun`, whose files stand in the guide."""
+
 
 def options_of(command: click.Command) -> set[str]:
     own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
@@ -33,7 +39,7 @@ def settings_of(section: type[Section], prefix: str = "") -> set[str]:
 
 
 def test_options_and_settings_that_are_named_are_there():
-    options = options_of(typer.main.get_command(app)) | {"--help"}
+    options = options_of(typer.main.get_command(app)) | {"--help"} | OF_SLURM
     settings = settings_of(RunConfig)
     setting = re.compile(rf"(?<![\w./])((?:{'|'.join(RunConfig.model_fields)})(?:\.[a-z_]+)+)=")
     wrong = []

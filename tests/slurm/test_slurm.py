@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from its2clr.engine.checkpoint import load_checkpoint
-from tests.end_to_end.commands import ROOT, environment, its2clr, tiny_settings
+from tests.end_to_end.commands import ROOT, command, environment, its2clr, tiny_settings
 from tests.end_to_end.test_resume import metrics
+from tests.end_to_end.test_slides_killed import content, write_slides
 from tests.slurm import cluster
 
 REASON = cluster.missing() if os.environ.get("ITS2CLR_SLURM") == "1" else "takes minutes; ITS2CLR_SLURM=1 runs it"
@@ -202,3 +203,66 @@ def test_an_array_trains_one_run_per_seed(slurm):
         slurm.finish(f"{array}_{seed}")
     found = [json.loads((slurm.folder / "seeds" / f"seed-{seed}" / "results.json").read_text()) for seed in (0, 1)]
     assert found[0]["refined"] != found[1]["refined"]
+
+
+JOBS = ["--slurm", "cores=1", "--slurm", "memory=4GB", "--slurm", "gpu=0", "--slurm", "time=01:00:00"]
+
+
+def test_slides_are_cut_by_jobs_of_slurm(slurm, tmp_path):
+    pytest.importorskip("dask_jobqueue")
+    manifest = write_slides(tmp_path / "slides")
+    cut = ["cohort", "slides", manifest, "--magnification", 20, "--tile-size", 32, "--workers", 2]
+    its2clr(*cut[:3], tmp_path / "here", *cut[3:])
+    on_slurm = command(*cut[:3], tmp_path / "there", *cut[3:], "--cluster", "slurm", *JOBS)
+    assert "12 slides (12 tiled, 0 there)" in slurm.ask(*on_slurm)
+    assert content(tmp_path / "there") == content(tmp_path / "here")
+
+
+def test_reproduce_on_slurm_loses_jobs_but_no_run(slurm, tiny_cohort, tmp_path):
+    """One job is cancelled and then all are preempted and started again by Slurm itself; the table is the same."""
+    pytest.importorskip("dask_jobqueue")
+    label, folder = "tab:aggregator_results", "tab-aggregator_results"
+    paper = ["reproduce", label, "--budget", "smoke", "--cohort", tiny_cohort]
+    place = ["--cluster", "slurm", "--workers", 2, *JOBS, "--slurm", "partition=at-once"]
+    output = tmp_path / "output"
+
+    def wait_for_runs(count):
+        deadline = time.monotonic() + 300
+        while f"[{count}/" not in output.read_text():
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
+            time.sleep(0.1)
+
+    with output.open("w") as written:
+        words = command(*paper, "--out", tmp_path / "there", *place, "--slurm", "directives=--exclusive")
+        print("$", shlex.join(words), flush=True)
+        process = subprocess.Popen(words, cwd=slurm.folder, env=slurm.environment, stdout=written, stderr=written)
+        try:
+            wait_for_runs(2)
+            jobs = slurm.ask("squeue", "-h", "-n", "its2clr", "-t", "RUNNING", "-o", "%i").split()
+            slurm.ask("scancel", jobs[0])
+            wait_for_runs(4)
+            slurm.ask("srun", "--partition=urgent", "--nodes=2", "--exclusive", "true", timeout=100)
+            assert process.wait(timeout=600) == 0, output.read_text()
+        finally:
+            process.kill()
+    print(output.read_text())
+    assert "FAILED" not in output.read_text()
+    assert slurm.ask("squeue", "-h", "-n", "its2clr", "-t", "PENDING,RUNNING") == ""
+    its2clr(*paper, "--out", tmp_path / "here", "--workers", 1, timeout=900)
+    here, there = (losses_of_runs(tmp_path / where) for where in ("here", "there"))
+    assert len(here) == 8
+    assert there == here
+    tables = [(tmp_path / where / folder / "table.csv").read_text() for where in ("here", "there")]
+    assert tables[0] == tables[1]
+    print(f"the same table, and the same losses in {len(here)} runs")
+
+
+def losses_of_runs(folder):
+    """What each run of a reproduction learned, by its folder."""
+    runs = sorted(path.parent for path in (folder / "runs").rglob("metrics.jsonl"))
+    stages = ("pretrain", "refine")
+    return {
+        run.relative_to(folder): [(line["epoch"], line["loss"]) for stage in stages for line in metrics(run, stage)]
+        for run in runs
+    }

@@ -107,14 +107,15 @@ class Workers:
                 except TimeoutError:
                     done = set()
                 found = [(running.pop(future), *_answer(future)) for future in done]
-                self._let_go(done)
                 if spoiled := [address for _, address, fate, _ in found if fate == _SPOILED]:
+                    self._let_go(done)
                     self._client.restart_workers(spoiled, raise_for_error=False)
                 for piece, _, fate, result in found:
                     if fate == _REFUSED:
                         refused.append(piece)
                     else:
                         yield piece[0], result
+                del done  # frees the results on the workers
                 self._keep()
                 look()
         except CancelledError as error:
