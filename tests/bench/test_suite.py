@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tests.conftest import TINY
 
-from its2clr.experiments.execute import LOCK
+from its2clr.engine.workers import LOCK
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("ITS2CLR_DATA", ROOT.parent / "shared" / "data"))

@@ -15,7 +15,7 @@ import pytest
 from distributed import Scheduler
 
 from its2clr.cluster.place import Cluster
-from its2clr.cluster.slurm import SlurmJobs, read_jobs, slurm_cluster, written_settings
+from its2clr.cluster.slurm import SlurmJobs, jobqueue, read_jobs, slurm_cluster, written_settings
 from its2clr.cluster.workers import WorkersDied, workers_of
 from its2clr.errors import InputError
 from tests.cohort.work_for_others import always_die, dask_worker, die_once, fail
@@ -104,6 +104,14 @@ def test_the_dashboard_is_where_it_is_said_to_be(local, said):
     pytest.importorskip("bokeh")
     page = urllib.request.urlopen(said[0].removeprefix("dashboard: "), timeout=20).read()
     assert b"Dask" in page
+
+
+def test_the_package_for_slurm_leaves_ctrl_c_alone(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "dask_jobqueue"]:
+        monkeypatch.delitem(sys.modules, name)
+    heard = signal.getsignal(signal.SIGINT)
+    assert jobqueue().SLURMCluster
+    assert signal.getsignal(signal.SIGINT) is heard
 
 
 def test_what_a_job_of_slurm_asks_for(tmp_path):

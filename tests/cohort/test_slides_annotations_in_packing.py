@@ -166,7 +166,7 @@ def test_a_changed_annotation_is_read_again(manifest, tmp_path):
 def test_a_cohort_with_annotations_has_instance_labels(manifest, tmp_path, monkeypatch):
     from its2clr.cohort.slides import slide_cohort
 
-    def here(work, items, **_):
+    def here(work, items, *_):
         return ((name, work(items[name])) for name in items)
 
     monkeypatch.setattr(slide_cohort, "spread", here)

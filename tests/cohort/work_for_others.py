@@ -27,8 +27,10 @@ def where_it_runs(_):
     return os.getpid(), os.environ["OPENBLAS_NUM_THREADS"], signal.getsignal(signal.SIGINT)
 
 
-def dask_worker(_):
+def dask_worker(note):
     """Its process, how many threads it uses, what it is deaf to, and the ports on which it listens."""
+    with Path(note).open("a") as file:
+        file.write("done ")
     time.sleep(0.3)  # so that another worker takes the next one
     connections = psutil.Process().net_connections("inet")
     ports = [tuple(one.laddr) for one in connections if one.status == psutil.CONN_LISTEN]

@@ -462,7 +462,7 @@ def test_our_own_checkpoints_and_model_files(evaluated_run, tmp_path):
     network = create_network(fresh).eval()
     report = load_weights(network, read_weights(path), fresh.encoder)
     with torch.no_grad():
-        expected = model_of_run(evaluated_run).encoder.backbone(TILES.float())
+        expected = model_of_run(evaluated_run).members[0].encoder.backbone(TILES.float())
         assert torch.equal(network.encoder.backbone(TILES.float()), expected)
     assert report.unused == ()
 

@@ -1,5 +1,7 @@
 """Dask workers in jobs of Slurm: what a job asks for, and the script that is submitted."""
 
+import importlib
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,9 +68,17 @@ def read_jobs(settings: Mapping[str, Any]) -> SlurmJobs:
         raise InputError(f"--slurm {name}: {first['msg']}{hint}") from error
 
 
+def jobqueue() -> Any:
+    """The package dask_jobqueue. When it is imported it takes Ctrl-C for itself, which is undone."""
+    heard = signal.getsignal(signal.SIGINT)
+    try:
+        return importlib.import_module("dask_jobqueue")
+    finally:
+        signal.signal(signal.SIGINT, heard)
+
+
 def slurm_cluster(jobs: SlurmJobs, scheduler: Any, options: Mapping[str, Any]) -> Any:
     """Dask's cluster of such jobs, with a scheduler of this kind in this process; none of them is submitted yet."""
-    from dask_jobqueue import SLURMCluster
     from distributed import Security
 
     threads = max(1, jobs.cores // jobs.workers)
@@ -81,7 +91,7 @@ def slurm_cluster(jobs: SlurmJobs, scheduler: Any, options: Mapping[str, Any]) -
         "MALLOC_MMAP_THRESHOLD_": 2**24,
         "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": False,
     }
-    return SLURMCluster(
+    return jobqueue().SLURMCluster(
         job_name="its2clr",
         queue=jobs.partition,
         account=jobs.account,

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from its2clr.cluster.place import LOCAL, SLURM, Cluster
-from its2clr.cluster.slurm import GPU, THREADS, SlurmJobs, read_jobs, slurm_cluster
+from its2clr.cluster.slurm import GPU, THREADS, SlurmJobs, jobqueue, read_jobs, slurm_cluster
 from its2clr.errors import InputError, extra_needed
 from its2clr.memory_limit import take_blas_memory
 from its2clr.processes import without_script
@@ -209,7 +209,7 @@ def workers_of(
         if cluster.where in {LOCAL, SLURM}:
             import cryptography  # noqa: F401
         if cluster.where == SLURM:
-            import dask_jobqueue  # noqa: F401
+            jobqueue()
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what it says is for those who know Dask
     count = min(cluster.workers or 1, most or 10**9)
