@@ -324,15 +324,15 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for row, (key, words) in zip(axes.T, panels, strict=True):
         for name in names:
             row[0].plot([int(n) for n in bags], [found["bags"][n][name][key] for n in bags], "o-", label=name)
-        row[0].set(xlabel="bags", ylabel=words, ylim=(0, None) if key == "peak_mb" else None)
+        row[0].set(xlabel="bags", ylabel=words)
         slides = sorted(found.get("slides", {}), key=int)
         row[1].plot([int(n) for n in slides], [found["slides"][n][key] for n in slides], "o-", color="black")
         row[1].set(xlabel="slides tiled", ylabel=words, ylim=(0, None), xlim=(0, None))
     if names:
         axes[0, 0].set(xscale="log", yscale="log")
         axes[0, 1].axhline(4096 * 1.048576, color="grey", linestyle=":", label="4 GiB")
-        axes[0, 1].set(xlim=(0, None))
-        axes[0, 1].legend(fontsize="small")
+        axes[0, 1].set(xlim=(0, None), ylim=(0, None))
+        figure.legend(*axes[0, 1].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=110)
 
 
